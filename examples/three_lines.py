@@ -38,6 +38,14 @@ def main():
     os.environ.setdefault("RANK", "0"), os.environ.setdefault("WORLD_SIZE", "1")
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1"), os.environ.setdefault("MASTER_PORT", "29500")
     dist.init_process_group("gloo")
+    train(args)
+    dist.barrier()
+    # The model is gone now, and gloo's threads end with the group, while Python still runs: else PyTorch aborts now and then.
+    gc.collect()
+    dist.destroy_process_group()
+
+
+def train(args):
     rank, world = dist.get_rank(), dist.get_world_size()
 
     torch.manual_seed(1)
@@ -57,12 +65,6 @@ def main():
         scheduler.step()
         if rank == 0 and (step + 1) % args.print_every == 0:
             print(f"step {step + 1}: loss {loss.item():.4f}, world {world}", flush=True)
-
-    dist.barrier()
-    # gloo's threads end with the group, while Python still runs; else PyTorch aborts now and then after all work is done.
-    del model, job
-    gc.collect()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

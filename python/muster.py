@@ -209,6 +209,11 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, Shard) or _is_torch(value) or _is_numpy(value)
 
 
+def _is_spread(tensor: Any) -> bool:
+    """Whether it is a DTensor, of which a rank has a part."""
+    return hasattr(tensor, "placements")
+
+
 def _dtype(tensor: Any) -> Optional[str]:
     if _is_torch(tensor):
         return _DTYPES.get(str(tensor.dtype).rpartition(".")[2]) if tensor.layout is _torch().strided else None
@@ -521,7 +526,7 @@ class _Outline:
 
     def _leaf(self, path: str, value: Any) -> int:
         tensor, shape, offset = value if isinstance(value, Shard) else (value, value.shape, None)
-        if hasattr(tensor, "placements"):
+        if _is_spread(tensor):
             raise MusterError(f"cannot save {path}, a DTensor: hand over muster.Shard(tensor.to_local(), tensor.shape, offset) in its place")
         dtype = _dtype(tensor)
         if dtype is None:
@@ -629,7 +634,7 @@ def _at(live: Any, key: Any) -> Any:
     """What a state has there now, if anything."""
     try:
         return live[key] if isinstance(live, (dict, list, tuple)) and not isinstance(live, Shard) else None
-    except (KeyError, IndexError):
+    except (KeyError, IndexError, TypeError):  # a list has no names
         return None
 
 
@@ -651,6 +656,17 @@ def _put(live: Any, value: Any) -> Any:
             here[...] = value
         return live
     return value
+
+
+def _reshaped(path: str, live: Any, value: Any) -> Iterator[str]:
+    """Tensors that `_put` takes out of a state, as the saved ones have another shape. Empty ones only kept a place for them."""
+    if isinstance(value, (dict, list, tuple)):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _reshaped(f"{path}.{key}", _at(live, key), item)
+    elif _is_tensor(value) and _is_tensor(live) and not isinstance(live, Shard):
+        saved, now = _ints(value.shape), _ints(live.shape)
+        if saved != now and 0 not in now:
+            yield f"{path} was of shape {saved} and is of shape {now} now"
 
 
 # ---- what a script hands over -----------------------------------------------------------------------------------------
@@ -684,6 +700,15 @@ class _Tracked:
                 "or a dict or list that stays the same object"
             )
         self.name, self.owner, self._has_state = name, owner, has_state
+        groups = owner.param_groups if _is_optimizer(owner) else []
+        parameters = [*self.tensors(), *((f"group {n}", p) for n, group in enumerate(groups) for p in group["params"])]
+        spread = [path for path, tensor in parameters if _is_spread(tensor)]
+        if spread:
+            raise MusterError(
+                f"cannot track {name}, of which {len(spread)} of {len(parameters)} parameters are DTensors (fully_shard, FSDP2; the first: "
+                f"{spread[0]}): hand over a dict with muster.Shard(tensor.to_local(), tensor.shape, offset) of each tensor in its place, or "
+                "save it with torch.distributed.checkpoint and leave it out"
+            )
 
     def state(self) -> Any:
         return self.owner.state_dict() if self._has_state else self.owner
@@ -711,7 +736,26 @@ class _Tracked:
         same = isinstance(live, dict) and isinstance(value, dict) and live.keys() == value.keys() and bool(own)
         if same and all(_is_torch(t) and _is_torch(live[k]) and t.data_ptr() == live[k].data_ptr() in own for k, t in value.items()):
             return  # a model, filled in place
-        self.owner.load_state_dict(value)
+        try:
+            self.owner.load_state_dict(value)
+        except Exception as error:
+            raise MusterError(
+                f"the checkpoint's {self.name} does not fit what the script has now ({type(error).__name__}: {error}). Nothing of the "
+                "checkpoint is lost: go on with the script that saved it, or begin anew with another --rdzv-id or --store",
+                MISMATCH,
+            ) from error
+
+    def converted(self, live: Any, value: Any) -> list[str]:
+        """Tensors of a model that had another type when they were saved: torch converts them without a word."""
+        if not self.is_model() or not isinstance(live, dict) or not isinstance(value, dict):
+            return []
+        pairs = [(key, tensor, live.get(key)) for key, tensor in value.items()]
+        found = [(key, saved, now) for key, saved, now in pairs if _is_torch(saved) and _is_torch(now) and saved.dtype != now.dtype]
+        return [f"{self.name}.{key} was {saved.dtype} and is {now.dtype}" for key, saved, now in found]
+
+    def reshaped(self, value: Any) -> list[str]:
+        """Tensors of a dict or list that had another shape when they were saved. What has a `load_state_dict` sees to that itself."""
+        return [] if self._has_state else list(_reshaped(self.name, self.owner, value))
 
 
 def _is_optimizer(owner: Any) -> bool:
@@ -724,7 +768,7 @@ def _storages(value: Any) -> Iterator[Any]:
     if isinstance(value, Shard):
         value = value.tensor
     if _is_torch(value):
-        if value.layout is _torch().strided:
+        if value.layout is _torch().strided and not _is_spread(value):
             yield value.untyped_storage().data_ptr()
     elif isinstance(value, dict):
         for item in value.values():
@@ -811,6 +855,7 @@ class Job:
         self._wanted = False
         self._no_store: Optional[str] = None  # why nothing is saved
         self._random: Optional[bytes] = None
+        self._restored: tuple[int, list[str]] = (0, [])  # the checkpoint's step and names, until the first step after it
         self._evaluated: tuple[int, dict[str, float]] = (-1, {})  # figures of the state before a step
         #: The step to begin with: 0, or where the checkpoint that was restored begins.
         self.start = 0
@@ -868,8 +913,23 @@ class Job:
         values = [checkpoint.value(saved["state"][tracked.name], live) for tracked, live in found]
         checkpoint.load()
         for (tracked, live), value in zip(found, values):
+            for what, changed, means in (
+                ("type", tracked.converted(live, value), "They are converted, and the next save has the new type"),
+                (
+                    "shape",
+                    tracked.reshaped(value),
+                    "The saved one takes its place, and the one that the script made is no part of the state any more: take the tensor "
+                    "from the state after the restore, or make it of the saved shape",
+                ),
+            ):
+                if changed:
+                    self._say(
+                        f"the checkpoint of step {checkpoint.step} has tensors of another {what} than the script ({len(changed)}, the "
+                        f"first: {changed[0]}). {means}"
+                    )
             tracked.adopt(live, value)
             _same_kind(tracked)
+        self._restored = checkpoint.step, list(saved["state"])
         self._random = checkpoint.blob(f"rng/{self.rank}") if self._rng else None
         self.start = self._step = checkpoint.step
 
@@ -917,11 +977,29 @@ class Job:
 
     def _boundary(self, step: int) -> None:
         if self.attached:
+            self._tell_what_is_left_out()
             self._ask(step)
             if self._random is not None:
                 _set_random(self._random)
                 self._random = None
         self._begun = True
+
+    def _tell_what_is_left_out(self) -> None:
+        """Names of the checkpoint that nobody handed over. Only now is that known: `restore` may come several times."""
+        (of, names), self._restored = self._restored, (0, [])
+        tracked = {tracked.name for tracked in self._tracked}
+        left = [name for name in names if name not in tracked]
+        if left:
+            self._say(
+                f"the checkpoint of step {of} has state that the script has not handed over: {', '.join(left)}. No save from here on has "
+                "it, and it is lost once that checkpoint is retired. Hand it over to muster.init or job.restore by name, before the "
+                "first step; if it is to go, do nothing"
+            )
+
+    def _say(self, text: str) -> None:
+        """Rank 0 says what goes for all ranks."""
+        if self.rank == 0:
+            print(f"muster: {text}", file=sys.stderr, flush=True)
 
     def _ask(self, step: int) -> None:
         directive = _Directive()
@@ -948,8 +1026,7 @@ class Job:
     def _stop(self, step: int, why: str) -> None:
         self._save()
         _library()("muster_done", self._handle, step, _STOP)
-        if self.rank == 0:
-            print(f"muster: all ranks stop before step {step} ({why})", file=sys.stderr, flush=True)
+        self._say(f"all ranks stop before step {step} ({why})")
         dist = sys.modules.get("torch.distributed")
         if dist is not None and dist.is_available() and dist.is_initialized():
             dist.barrier()  # nobody leaves while another still talks to it
@@ -1022,8 +1099,7 @@ class Job:
             if error.code != NO_STORE:
                 raise
             self._no_store = str(error)
-            if self.rank == 0:
-                print(f"muster: nothing will be saved: {error}", file=sys.stderr, flush=True)
+            self._say(f"nothing will be saved: {error}")
             return False
         mine = (_ALL_RANKS, self.rank)
         self._entries = {leaf.key: i for i, leaf in enumerate(everywhere) if leaf.rank in mine}

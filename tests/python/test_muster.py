@@ -127,6 +127,35 @@ class Plain(Attached):
         with self.assertRaises(ValueError):
             attach(Fake(), save_every=0)
 
+    def test_state_that_is_not_handed_over_again_is_named(self):
+        saved = self.saved(a={"x": 1}, b=[2], c={})
+        for rank, first, more, left in (
+            (0, ("a",), (), "b, c"),
+            (0, ("a",), ("c",), "b"),
+            (0, ("c", "a"), ("b",), None),
+            (0, ("a", "b", "c"), (), None),
+            (1, ("a",), (), None),  # rank 0 says it
+        ):
+            said = io.StringIO()
+            with contextlib.redirect_stderr(said):
+                job = attach(Fake(rank=rank, begin=(5, saved)), **{name: [] if name == "b" else {} for name in first})
+                for name in more:
+                    job.restore(**{name: [] if name == "b" else {}})
+                self.assertEqual(said.getvalue(), "", "more may come")
+                self.assertEqual(list(job.steps(8)), [5, 6, 7])
+            self.assertEqual(said.getvalue().count("muster: "), int(left is not None), said.getvalue())
+            if left:
+                self.assertIn(f"the checkpoint of step 5 has state that the script has not handed over: {left}. No save", said.getvalue())
+        # A job that is done saves nothing, and loses nothing.
+        with contextlib.redirect_stderr(said):
+            self.assertEqual(list(attach(Fake(begin=(5, saved)), a={}).steps(5)), [])
+        self.assertEqual(said.getvalue(), "")
+
+    def test_a_list_where_a_dict_was_is_replaced(self):
+        extra = {"a": [1], "b": (2,)}
+        self.restored(self.saved(extra={"a": {"x": 3}, "b": {"y": 4}}), extra=extra)
+        self.assertEqual(extra, {"a": {"x": 3}, "b": {"y": 4}})
+
     def test_a_plain_run_just_steps(self):
         with (
             mock.patch.dict(os.environ),
@@ -352,10 +381,52 @@ class Tensors(Attached):
         with self.assertRaisesRegex(muster.MusterError, "two tensors of the state are called state.a.b"):
             self.saved(state={"a": {"b": torch.zeros(1)}, "a.b": torch.zeros(1)})
         saved = self.saved(model=torch.nn.Linear(2, 3))
-        with self.assertRaisesRegex(RuntimeError, "size mismatch"):
-            self.restored(saved, model=torch.nn.Linear(2, 4))
-        with self.assertRaisesRegex(RuntimeError, "Missing key"):
-            self.restored(saved, model=torch.nn.Sequential(torch.nn.Linear(2, 3)))
+        for other, why in ((torch.nn.Linear(2, 4), "size mismatch"), (torch.nn.Sequential(torch.nn.Linear(2, 3)), "Missing key")):
+            with self.assertRaisesRegex(muster.MusterError, why) as refused:
+                self.restored(saved, model=other)
+            self.assertEqual(refused.exception.code, muster.MISMATCH)
+        before = torch.optim.SGD([torch.zeros(2, requires_grad=True)], lr=0.1)
+        saved = self.saved(optimizer=before)
+        with self.assertRaises(muster.MusterError) as refused:
+            self.restored(saved, optimizer=torch.optim.SGD([torch.zeros(2, requires_grad=True), torch.zeros(1, requires_grad=True)], lr=0.1))
+        self.assertEqual(refused.exception.code, muster.MISMATCH)
+
+    def test_a_model_of_another_type_is_converted_and_said_to_be(self):
+        model = torch.nn.Linear(2, 3)
+        saved = self.saved(model=model)
+        said = io.StringIO()
+        with contextlib.redirect_stderr(said):
+            self.restored(saved, model=model)
+        self.assertEqual(said.getvalue(), "")
+        other = torch.nn.Linear(2, 3).bfloat16()
+        with contextlib.redirect_stderr(said):
+            self.restored(saved, model=other)
+        self.assertIn("model.weight was torch.float32 and is torch.bfloat16", said.getvalue())
+        self.same(model.weight.detach().bfloat16(), other.weight.detach())
+
+    def test_a_tensor_of_another_shape_takes_the_place_and_is_said_to(self):
+        def state(**shapes):
+            found = {name: torch.full(shape, 7.0) for name, shape in shapes.items()}
+            found["in"] = {1: [found.pop("deep")], "pair": (0, found.pop("pair"))}
+            return found
+
+        as_saved = {"d": (3,), "same": (2,), "grew": (4,), "deep": (2, 2), "pair": (1,)}
+        saved = self.saved(extra=state(**as_saved))
+        for rank, other, expected in (
+            (0, {"grew": (0,)}, None),  # an empty one keeps a place
+            (0, {"d": (5,)}, "1, the first: extra.d was of shape (3,) and is of shape (5,) now"),
+            (0, {"deep": (), "pair": (2,)}, "2, the first: extra.in.1.0 was of shape (2, 2) and is of shape () now"),
+            (1, {"d": (5,), "deep": ()}, None),
+        ):
+            extra, said = state(**{**as_saved, **other}), io.StringIO()
+            before = dict(extra)
+            with contextlib.redirect_stderr(said):
+                attach(Fake(rank=rank, begin=(5, saved)), extra=extra)
+            self.same(extra, state(**as_saved))
+            self.assertEqual({name: extra[name] is before[name] for name in ("d", "same")}, {"d": "d" not in other, "same": True})
+            self.assertEqual(said.getvalue().count("muster: "), int(expected is not None), said.getvalue())
+            if expected:
+                self.assertIn(f"muster: the checkpoint of step 5 has tensors of another shape than the script ({expected}). ", said.getvalue())
 
     def test_a_dtensor_is_refused(self):
         dist = torch.distributed
@@ -365,6 +436,12 @@ class Tensors(Attached):
         spread = dist.tensor.distribute_tensor(torch.zeros(4, 2), mesh, [dist.tensor.Shard(0)])
         with self.assertRaisesRegex(muster.MusterError, "cannot save state.d, a DTensor: hand over muster.Shard"):
             self.saved(state={"d": spread})
+        model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+        dist.fsdp.fully_shard(model, mesh=mesh)
+        optimizer = torch.optim.AdamW(model.parameters())
+        for state in ({"model": model, "optimizer": optimizer}, {"model": model}, {"optimizer": optimizer}):
+            with self.assertRaisesRegex(muster.MusterError, "cannot track .* DTensors .fully_shard"):
+                attach(Fake(), **state)
 
     def test_a_state_that_grows_is_declared_again(self):
         model = torch.nn.Linear(2, 2)

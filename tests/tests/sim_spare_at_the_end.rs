@@ -4,6 +4,7 @@ use muster_protocol::spec::JobSpec;
 use muster_tests::sim::clock::{MS, SEC};
 use muster_tests::sim::conductor::Conductor;
 use muster_tests::sim::setup::{Fault, NodeSetup, Setup, Times};
+use muster_tests::sim::step::Step;
 
 const NODES: usize = 4;
 /// So many find a place.
@@ -96,4 +97,111 @@ fn one_that_came_with_the_others_ends_with_them_at_once() {
 fn one_that_came_late_ends_with_the_others() {
     let ages = [ASKED, 400 * MS, 600 * MS, SEC, 3 * SEC];
     judge([8 * SEC].into_iter(), &ages.map(Some));
+}
+
+/// Lives of a job of two nodes that three ask for a place in, each soon over and started again at once: the one without
+/// a place votes, and had one in a life before.
+#[derive(Clone, Copy, Debug)]
+struct Lives {
+    seed: u64,
+    /// A life ends that long after all workers were started, and the last launcher has asked for a place.
+    lasts: u64,
+    /// From the end of a launcher to its next start, and more from node to node.
+    pause: u64,
+    apart: u64,
+    /// That starts first.
+    first: usize,
+    store: bool,
+}
+
+impl Lives {
+    fn end_everywhere(self) -> Result<(), String> {
+        const NODES: usize = 3;
+        let nodes = (0..NODES).map(|at| NodeSetup::quiet(at, 0)).collect();
+        let spec = JobSpec {
+            min_nodes: 2,
+            max_nodes: 2,
+            max_restarts: 0,
+            ..JobSpec::default()
+        };
+        let mut conductor = Conductor::new(Setup {
+            store: self.store,
+            times: Times::USUAL,
+            heal_at: 60 * SEC,
+            ..Setup::quiet(self.seed, nodes, spec)
+        });
+        conductor.relaunches = false;
+        let run = |conductor: &mut Conductor, until| {
+            let went = conductor.run_until(until);
+            assert_eq!(went, Ok(()), "{self:?}");
+        };
+        let (mut now, mut lived) = (4 * SEC, 0);
+        run(&mut conductor, now);
+        for life in 1..5 {
+            let began = now;
+            let members = loop {
+                let spawns = &conductor.world.truth.spawns;
+                let all = spawns.iter().filter(|s| s.at > lived);
+                let all: Vec<_> = all.map(|s| (s.node, s.start.digest)).collect();
+                if all.len() >= 2 {
+                    break all;
+                }
+                now += 5 * MS;
+                run(&mut conductor, now);
+                if now > began + BOUND {
+                    return Err(format!("life {life} does not begin: {all:?}"));
+                }
+            };
+            now = now.max(began + ASKED) + self.lasts;
+            run(&mut conductor, now);
+            for (node, digest) in members {
+                conductor.put(Step::Finish { node, digest });
+            }
+            lived = conductor.world.now;
+            let from = now;
+            while (0..NODES).any(|node| conductor.world.nodes[node].launcher.is_some()) {
+                now += 5 * MS;
+                run(&mut conductor, now);
+                if now > from + BOUND {
+                    let left =
+                        (0..NODES).filter(|node| conductor.world.nodes[*node].launcher.is_some());
+                    return Err(format!("life {life}: {:?} left", left.collect::<Vec<_>>()));
+                }
+            }
+            now += self.pause;
+            for at in 0..NODES {
+                run(&mut conductor, now);
+                conductor.put(Step::LauncherStart {
+                    node: (self.first + (1 + life % 2) * at) % NODES,
+                });
+                now += self.apart;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn one_that_took_part_in_a_life_before_ends_with_the_others() {
+    let mut wrong = Vec::new();
+    for seed in 1..9 {
+        for lasts in [0, 50, 100, 300, 600, 1000] {
+            for (pause, apart) in [(0, 0), (5, 5), (50, 12), (300, 1), (300, 20), (300, 40)] {
+                for (first, store) in [(0, false), (1, false), (2, false), (1, true)] {
+                    let case = Lives {
+                        seed,
+                        lasts: lasts * MS,
+                        pause: pause * MS,
+                        apart: apart * MS,
+                        first,
+                        store,
+                    };
+                    if let Err(why) = case.end_everywhere() {
+                        wrong.push(format!("{case:?}: {why}"));
+                    }
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}:\n{}", wrong.len(), wrong.join("\n"));
 }

@@ -78,6 +78,12 @@ impl Job {
     }
 
     fn wants_in(&self, ctx: &Ctx<'_>) -> bool {
+        let stops = self.local.as_ref().is_some_and(|l| l.stopping.is_some());
+        self.is_here_to_join(ctx) && !stops
+    }
+
+    /// Whether it wants in, at once or as soon as what it ran before has stopped.
+    fn is_here_to_join(&self, ctx: &Ctx<'_>) -> bool {
         let Some(local) = &self.local else {
             return false;
         };
@@ -85,7 +91,6 @@ impl Job {
             && local.leave.is_none()
             && !local.cancel
             && local.over.is_none()
-            && local.stopping.is_none()
             && !self.is_member(ctx)
             && !self.waits_for_place(ctx)
             && !self.is_unresponsive()
@@ -347,17 +352,18 @@ impl Job {
         lineage: Digest,
         wait: Wait,
     ) {
+        // So also while what ran here before is being stopped: it is said once.
+        if self.is_here_to_join(ctx) && !lineage.is_zero() && !self.is_of_life(lineage) {
+            self.set_life(Some(lineage));
+            // The word of its end may have come before.
+            self.hear_of_known_ends(ctx);
+        }
         if !self.wants_in(ctx) {
             let lead = self.live().and_then(|h| self.acting_leader(ctx, &h.record));
             if lead == Some(from) && self.has_stopped() {
                 self.tell_wait(ctx, &wait);
             }
             return;
-        }
-        if !lineage.is_zero() && !self.is_of_life(lineage) {
-            self.set_life(Some(lineage));
-            // The word of its end may have come before.
-            self.hear_of_known_ends(ctx);
         }
         if !matches!(wait, Wait::Elsewhere { .. }) {
             // Who gathers tickets itself refers to nobody any more.

@@ -19,12 +19,17 @@ use crate::record::{Arbiter, Cause, Kind, Member, Record, Voter, WITNESSED_VOTER
 use crate::time::{Span, Time};
 use crate::wire::JobMessage;
 
+/// Births that this agent remembers to have proposed.
+const MOST_MADE: usize = 8;
+
 /// Births that this agent proposes, or is bound to.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Births {
     pub(super) under_way: Option<Birth>,
     /// When one was last handed to its first member to be claimed.
     pub(super) claim_asked: Option<Time>,
+    /// Members of those that were proposed after the present head, and since when: any of them may be decided.
+    made: Vec<(Vec<Member>, Time)>,
     /// None is proposed before.
     not_before: Time,
     /// None was proposed so far for workers of the life before.
@@ -38,6 +43,14 @@ impl Births {
     /// A generation was decided.
     pub(super) fn is_over(&mut self) {
         (self.under_way, self.held) = (None, false);
+        self.made.clear();
+    }
+
+    /// Since when this agent has proposed a birth of these members, if this generation is one.
+    pub(super) fn made(&self, record: &Record) -> Option<Time> {
+        let mut made = self.made.iter();
+        let made = made.find(|(members, _)| record.number == 1 && record.members == *members);
+        made.map(|(_, at)| *at)
     }
 
     /// The life that is proposed here.
@@ -183,6 +196,11 @@ impl Job {
             restore: None,
             nonce: ctx.rng.next_u64(),
         });
+        if self.births.made(&record).is_none() {
+            let made = &mut self.births.made;
+            made.drain(..made.len().saturating_sub(MOST_MADE - 1));
+            made.push((record.members.clone(), ctx.now));
+        }
         if let Arbiter::Store(_) = arbiter {
             let Some(first) = record.leader() else { return };
             self.births.claim_asked = Some(ctx.now);

@@ -116,16 +116,22 @@ impl Job {
         }
     }
 
-    /// A life has begun with some of those that gathered here. The others, for whom it had no place, wait in it.
+    /// A life has begun that was proposed here to some of those that gathered. The others, for whom it had no place, wait
+    /// in it.
     pub(super) fn tell_those_without_place(&mut self, ctx: &Ctx<'_>, record: &Record) {
-        let held = |n: &NodeId| self.gathering.tickets.get(n).map(|h| &h.ticket.member);
         let max = record.spec.max_nodes;
-        let is_full = record.number == 1 && record.members.len() == usize::from(max);
-        if !is_full || !record.members.iter().all(|m| held(&m.node) == Some(m)) {
+        let made = self.births.made(record);
+        let Some(made) = made.filter(|_| record.members.len() == usize::from(max)) else {
             return;
-        }
+        };
+        // One that came later may have come when that life was over. Nothing ends without the leader, unless others have
+        // lost it.
+        let until = match record.leader() == Some(ctx.me()) {
+            true => made + ctx.cfg.suspect_after,
+            false => made,
+        };
         let waits = |(n, h): (&NodeId, &Held)| {
-            let fits = !record.has(*n) && !differs(&h.ticket, record);
+            let fits = h.first <= until && !record.has(*n) && !differs(&h.ticket, record);
             fits.then_some((*n, h.ticket.member.launcher))
         };
         let waiting = self.gathering.tickets.iter().filter_map(waits);

@@ -205,7 +205,7 @@ async fn follow(args: &CancelArgs, client: &Client, embedded: bool) -> Result<St
                 })?
             }
             // An embedded agent ends with its job, and takes its socket along.
-            Err(Unanswered::Silent(why)) => {
+            Err(Unanswered::Hangs(why) | Unanswered::Silent(why)) => {
                 tokio::time::sleep(POLL).await;
                 if embedded && !client.path.exists() {
                     stage = Stage::Over;

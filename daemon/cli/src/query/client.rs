@@ -10,12 +10,16 @@ use muster_protocol::JobKey;
 use muster_protocol::codec;
 use muster_protocol::local::{Answer, Command, Query, ToAgent};
 use serde_json::Value;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout_at};
 
 use super::output::{Failure, field, flag, list, short};
 use crate::sockets;
 
 /// How long an agent may take to answer. It answers from memory: one that takes longer hangs.
-const ANSWER: Duration = Duration::from_secs(10);
+const ANSWER: Duration = Duration::from_secs(5);
+/// How long the others of this node may take once one agent has answered.
+const OTHERS: Duration = Duration::from_secs(1);
 /// Rows of one list at most; a job and a cluster have at most 1,024 nodes.
 const MAX_ROWS: usize = 100_000;
 
@@ -46,17 +50,7 @@ impl Client {
             let path = path.to_owned();
             return Ok(Client { path });
         }
-        let mut agents = Vec::new();
-        let mut denied = None;
-        for path in existing() {
-            let client = Client { path };
-            match client.query(Query::Status).await {
-                Ok(status) => agents.push((client, status)),
-                Err(Unanswered::Denied(text)) => denied = Some(text),
-                // Nobody listens there any more, or not as an agent.
-                Err(_) => {}
-            }
-        }
+        let (mut agents, why_none) = answering().await;
         if agents.len() > 1
             && let Some(job) = job
         {
@@ -77,7 +71,7 @@ impl Client {
             }
         }
         match agents.len() {
-            0 => Err(Failure::Unreachable(denied.unwrap_or_else(nobody))),
+            0 => Err(Failure::Unreachable(why_none.unwrap_or_else(nobody))),
             1 => agents
                 .pop()
                 .map(|(client, _)| client)
@@ -98,8 +92,8 @@ impl Client {
         let frame = codec::encode_frame(frame).map_err(|e| Unanswered::Refused(e.to_string()))?;
         match tokio::time::timeout(ANSWER, self.exchange(frame)).await {
             Ok(result) => result,
-            Err(_) => Err(Unanswered::Silent(format!(
-                "the agent at {} took the question but did not answer within {} s: it hangs; look at its log, or restart it (training goes on meanwhile)",
+            Err(_) => Err(Unanswered::Hangs(format!(
+                "the agent at {} took the question but did not answer within {} s: it is stopped, or hangs; look at its log, or restart it (training goes on meanwhile)",
                 self.path.display(),
                 ANSWER.as_secs()
             ))),
@@ -193,7 +187,9 @@ pub(super) enum Unanswered {
     Refused(String),
     /// This user may not ask.
     Denied(String),
-    /// Nobody listens, or nobody answers.
+    /// Something listens, and does not answer.
+    Hangs(String),
+    /// Nobody listens, or not as an agent.
     Silent(String),
 }
 
@@ -201,7 +197,9 @@ impl From<Unanswered> for Failure {
     fn from(why: Unanswered) -> Failure {
         match why {
             Unanswered::Refused(text) => Failure::Refused(text),
-            Unanswered::Denied(text) | Unanswered::Silent(text) => Failure::Unreachable(text),
+            Unanswered::Denied(text) | Unanswered::Hangs(text) | Unanswered::Silent(text) => {
+                Failure::Unreachable(text)
+            }
         }
     }
 }
@@ -228,6 +226,37 @@ fn one_of(rows: &[Vec<Value>]) -> Option<usize> {
         .all(|rows| single(rows).as_ref() == Some(&first));
     let here = |rows: &Vec<Value>| rows.iter().any(|row| flag(row, "launcher_here"));
     same.then(|| rows.iter().position(here).unwrap_or(0))
+}
+
+/// The agents of this node that answer, with their status, in the order of their sockets; and where
+/// none does, why one that is there does not. All are asked at once, so that one that hangs holds up
+/// no question to another.
+async fn answering() -> (Vec<(Client, Value)>, Option<String>) {
+    let mut asked = JoinSet::new();
+    for (at, path) in existing().into_iter().enumerate() {
+        let client = Client { path };
+        asked.spawn(async move { (at, client.query(Query::Status).await, client) });
+    }
+    let (mut agents, mut why_none) = (Vec::new(), None);
+    // The bound of each question is the bound of all.
+    let mut until = Instant::now() + 2 * ANSWER;
+    while let Ok(Some(answer)) = timeout_at(until, asked.join_next()).await {
+        match answer {
+            Ok((at, Ok(status), client)) => {
+                agents.push((at, client, status));
+                until = until.min(Instant::now() + OTHERS);
+            }
+            Ok((_, Err(Unanswered::Denied(text) | Unanswered::Hangs(text)), _)) => {
+                why_none = Some(text);
+            }
+            Ok((_, Err(Unanswered::Refused(_) | Unanswered::Silent(_)), _)) | Err(_) => {}
+        }
+    }
+    agents.sort_by_key(|(at, ..)| *at);
+    let agents = agents
+        .into_iter()
+        .map(|(_, client, status)| (client, status));
+    (agents.collect(), why_none)
 }
 
 fn existing() -> Vec<PathBuf> {

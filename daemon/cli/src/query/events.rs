@@ -108,7 +108,7 @@ async fn follow(client: &Client, args: &Args, style: &Style) -> Result<(), Failu
             // It was in the launcher, and went with the job.
             Err(_) if over => return Ok(()),
             // An agent that is upgraded comes back; one that never was there does not.
-            Err(Unanswered::Silent(why)) if answered => {
+            Err(Unanswered::Hangs(why) | Unanswered::Silent(why)) if answered => {
                 let since = *away.get_or_insert_with(|| {
                     say("the agent is away; waiting for it");
                     Instant::now()

@@ -1,20 +1,17 @@
 //! The launcher's loop: wait for something, turn it into an event, apply it to the [`Session`],
 //! carry out the effects.
 
+mod agent;
 mod progress;
 mod stops;
 mod telling;
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use muster_daemon::socket::NoRoom;
 use muster_launcher::{Effect, Event, Left, Session};
-use muster_protocol::local::{
-    SaveAsk, SaveNews, Start, StoreAnswer, ToAgent, ToLauncher, WorkerExit,
-};
+use muster_protocol::local::{Start, ToAgent, WorkerExit};
 use muster_protocol::{Digest, Span, Time};
 use nix::sys::signal::Signal;
 use nix::time::{ClockId, clock_gettime};
@@ -64,12 +61,6 @@ const HOLD_PORT: Duration = Duration::from_secs(60);
 
 /// The longest that an abort waits for what it killed.
 const ABORT: Duration = Duration::from_secs(5);
-
-/// The exit code when the agent inside this process is gone: the job goes on elsewhere, if at all.
-const AGENT_GONE: i32 = 1;
-
-/// How long the last words of an agent that ended may take to arrive.
-const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// `CLOCK_BOOTTIME`, the clock of [`Time`].
 pub fn now() -> Time {
@@ -192,7 +183,7 @@ impl Driver {
         let (events, mut link_events) = mpsc::channel(64);
         if let Some(agent) = agent {
             self.leaves = false;
-            tokio::spawn(watch(agent, events.clone()));
+            tokio::spawn(agent::watch(agent, events.clone()));
         }
         tokio::spawn(keep(dialer, events));
         self.fresh_port(None, &mut session);
@@ -350,6 +341,7 @@ impl Driver {
             self.lapsed(digest, session);
         }
         for (exit, acknowledged) in exits {
+            self.name_unfinished(&exit, acknowledged);
             session.handle(Event::Exit { exit, acknowledged }, now());
         }
         if session.is_draining() {
@@ -400,79 +392,6 @@ impl Driver {
         }
     }
 
-    fn link_event(&mut self, event: LinkEvent, session: &mut Session) {
-        match event {
-            LinkEvent::Up(queue) => {
-                self.link = Some(queue);
-                self.progress.link_up();
-                if let Some(since) = self.away.take() {
-                    let after = since.elapsed().as_secs_f64();
-                    say(&format!("the agent is back, after {after:.1} s"));
-                }
-                if let Some(store) = &mut self.store {
-                    store.link_up();
-                }
-                session.handle(Event::LinkUp, now());
-            }
-            LinkEvent::Down { heard } => {
-                self.link = None;
-                session.handle(Event::LinkDown, now());
-                if heard && session.has_workers() && !session.is_outdated() {
-                    say("the agent is away; the workers go on");
-                    self.away.get_or_insert_with(Instant::now);
-                }
-            }
-            LinkEvent::Frame(got) if !session.takes(&got.0) => {}
-            LinkEvent::Frame(got) => {
-                let (frame, fds) = *got;
-                self.frame(frame, fds, session);
-            }
-            LinkEvent::Gone(why) => {
-                self.link = None;
-                let (code, report) = (AGENT_GONE, why);
-                let end = ToLauncher::End { code, report };
-                session.handle(Event::Frame(end), now());
-            }
-            LinkEvent::Away(why) => say(&format!("no agent answers, trying again: {why}")),
-        }
-    }
-
-    /// Handles a frame from the agent.
-    fn frame(
-        &mut self,
-        frame: ToLauncher,
-        fds: Result<Vec<OwnedFd>, NoRoom>,
-        session: &mut Session,
-    ) {
-        match frame {
-            ToLauncher::Save(SaveAsk::Inherit { k }) => match fds {
-                Ok(fds) => {
-                    let told = self.saves.inherit(k, fds, self.workers.count());
-                    self.tell(told);
-                }
-                Err(why) => say(&format!(
-                    "the checkpoint slots that were left of local rank {k} are of no use: {why}"
-                )),
-            },
-            ToLauncher::Store { id, ask } => {
-                let answer = match &mut self.store {
-                    Some(store) => store.ask(id, ask),
-                    None => Some(StoreAnswer::failed("this launcher has no store".into())),
-                };
-                if let Some(answer) = answer {
-                    self.send(ToAgent::Store { id, answer });
-                }
-            }
-            ToLauncher::Save(ask) => {
-                self.told_of_saves(&ask);
-                for news in self.saves.ask(ask) {
-                    self.send(ToAgent::Save(news));
-                }
-            }
-            frame => session.handle(Event::Frame(frame), now()),
-        }
-    }
-
     /// An operation on the store ended.
     fn stored(&mut self, done: store::Done) {
         let Some(store) = &mut self.store else { return };
@@ -482,34 +401,6 @@ impl Driver {
         }
         for frame in answers {
             self.send(frame);
-        }
-    }
-
-    fn send(&mut self, frame: ToAgent) {
-        if let Some(queue) = &self.link {
-            let fds = match &frame {
-                ToAgent::Save(SaveNews::Slots { k, .. }) if self.leaves => {
-                    self.saves.descriptors(*k)
-                }
-                _ => Vec::new(),
-            };
-            // A full queue means an agent that hangs; the facts are told again on the next link.
-            if queue.try_send((frame, fds)).is_err() {
-                self.link = None;
-            }
-        }
-    }
-
-    /// A new link begins with a registration. The slots come right after it: an agent takes nothing from a
-    /// launcher that it does not know, and has to know of them before it hears of workers that ended.
-    fn send_with_slots(&mut self, frame: ToAgent) {
-        let begins = matches!(frame, ToAgent::Register(_));
-        self.send(frame);
-        if begins {
-            for news in self.saves.link_up() {
-                self.send(ToAgent::Save(news));
-            }
-            self.telling_again();
         }
     }
 
@@ -679,6 +570,19 @@ impl Driver {
         }
     }
 
+    /// A script that leaves its loop ends well. On its other ranks it may go on, where every save waits for this one.
+    fn name_unfinished(&self, exit: &WorkerExit, acknowledged: bool) {
+        let step = self.workers.ended_at(exit.local_rank);
+        let step = step.filter(|_| exit.code == 0 && !acknowledged && self.store.is_some());
+        if let Some(step) = step {
+            say(&format!(
+                "rank {} has ended with 0 in step {step}, without the end of its training (job.finish): nothing that it did since the last \
+                 save is saved, and no rank that goes on can save any more",
+                exit.rank
+            ));
+        }
+    }
+
     fn abort(&mut self) {
         let deadline = std::time::Instant::now() + ABORT;
         loop {
@@ -713,18 +617,6 @@ impl Driver {
             let _ = verdicts.blocking_send((digest, attempt, result));
         });
     }
-}
-
-/// Says when the agent in this process has ended. One that was told to end has said so to its
-/// launcher before.
-async fn watch(agent: Gone, events: mpsc::Sender<LinkEvent>) {
-    let why = match agent.await {
-        Ok(()) => "the agent inside this process ended",
-        Err(_) => "the agent inside this process failed; the lines above say why",
-    };
-    tokio::time::sleep(LAST_WORDS).await;
-    let why = format!("{why}: this node's part of the job ends; start it again to join anew");
-    let _over = events.send(LinkEvent::Gone(why)).await;
 }
 
 fn lease(session: &Session) -> Duration {

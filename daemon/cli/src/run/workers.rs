@@ -564,6 +564,13 @@ impl Workers {
             .map(|w| &mut w.page)
     }
 
+    /// The step in which the worker of this local rank ended, where it was attached until then.
+    pub fn ended_at(&self, local_rank: u16) -> Option<u64> {
+        let mut ended = self.workers.iter().filter(|w| w.ended);
+        let page = &ended.find(|w| w.local_rank == local_rank)?.page;
+        page.point().map(|point| point.step)
+    }
+
     /// Where a local rank's files of this generation are.
     pub fn dir_of(&self, local_rank: u16) -> Option<PathBuf> {
         let worker = self.workers.iter().find(|w| w.local_rank == local_rank)?;

@@ -297,6 +297,22 @@ fn answers_that_are_none_are_refused_by_name() {
     check(frame, 1, "not JSON");
 }
 
+/// The kernel takes connections for a process that is stopped.
+#[test]
+fn an_agent_that_is_stopped_is_named_and_holds_up_no_question_to_another() {
+    let world = World::new();
+    let stopped = world.dir.path().join("muster/run-4711.sock");
+    let _listens = std::os::unix::net::UnixListener::bind(&stopped).unwrap();
+    let output = world.muster(&["jobs"]);
+    assert_eq!(output.status.code(), Some(3));
+    assert!(
+        stderr(&output).contains(stopped.to_str().unwrap()),
+        "{output:?}"
+    );
+    let agent = world.agent("runs", &world.socket());
+    assert_eq!(world.json(&["status"])["node"], agent.id.as_str());
+}
+
 /// An agent inside a launcher goes with its job, right behind the event that tells of the end.
 #[test]
 fn following_events_ends_well_where_the_agent_goes_with_the_job() {
