@@ -700,18 +700,21 @@ class _Tracked:
                 "or a dict or list that stays the same object"
             )
         self.name, self.owner, self._has_state = name, owner, has_state
-        groups = owner.param_groups if _is_optimizer(owner) else []
+
+    def state(self) -> Any:
+        return self.owner.state_dict() if self._has_state else self.owner
+
+    def refuse_spread(self) -> None:
+        """Refuses parameters of which each rank has a part: `state_dict` does not say which."""
+        groups = self.owner.param_groups if _is_optimizer(self.owner) else []
         parameters = [*self.tensors(), *((f"group {n}", p) for n, group in enumerate(groups) for p in group["params"])]
         spread = [path for path, tensor in parameters if _is_spread(tensor)]
         if spread:
             raise MusterError(
-                f"cannot track {name}, of which {len(spread)} of {len(parameters)} parameters are DTensors (fully_shard, FSDP2; the first: "
+                f"cannot track {self.name}, of which {len(spread)} of {len(parameters)} parameters are DTensors (fully_shard, FSDP2; the first: "
                 f"{spread[0]}): hand over a dict with muster.Shard(tensor.to_local(), tensor.shape, offset) of each tensor in its place, or "
                 "save it with torch.distributed.checkpoint and leave it out"
             )
-
-    def state(self) -> Any:
-        return self.owner.state_dict() if self._has_state else self.owner
 
     def is_model(self) -> bool:
         torch = _torch()
@@ -739,6 +742,8 @@ class _Tracked:
         try:
             self.owner.load_state_dict(value)
         except Exception as error:
+            if "OutOfMemory" in type(error).__name__:
+                raise
             raise MusterError(
                 f"the checkpoint's {self.name} does not fit what the script has now ({type(error).__name__}: {error}). Nothing of the "
                 "checkpoint is lost: go on with the script that saved it, or begin anew with another --rdzv-id or --store",
@@ -768,7 +773,8 @@ def _storages(value: Any) -> Iterator[Any]:
     if isinstance(value, Shard):
         value = value.tensor
     if _is_torch(value):
-        if value.layout is _torch().strided and not _is_spread(value):
+        value = value.to_local() if _is_spread(value) else value
+        if value.layout is _torch().strided:
             yield value.untyped_storage().data_ptr()
     elif isinstance(value, dict):
         for item in value.values():
@@ -884,6 +890,8 @@ class Job:
         self._samplers += [tracked.owner for tracked in more if isinstance(tracked.owner, ElasticSampler)]
         if not self.attached:
             return self.start
+        for tracked in more:
+            tracked.refuse_spread()
         handle, origin = _ptr(), _Origin()
         if _library()("muster_restore_open", ctypes.byref(handle), ctypes.byref(origin)) == NOTHING:
             return self.start

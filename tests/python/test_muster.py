@@ -442,6 +442,8 @@ class Tensors(Attached):
         for state in ({"model": model, "optimizer": optimizer}, {"model": model}, {"optimizer": optimizer}):
             with self.assertRaisesRegex(muster.MusterError, "cannot track .* DTensors .fully_shard"):
                 attach(Fake(), **state)
+        # Where nobody saves it, it is as good as any.
+        self.assertFalse(muster.init(model=model, optimizer=optimizer).attached)
 
     def test_a_state_that_grows_is_declared_again(self):
         model = torch.nn.Linear(2, 2)

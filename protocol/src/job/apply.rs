@@ -352,7 +352,7 @@ impl Job {
         lineage: Digest,
         wait: Wait,
     ) {
-        // So also while what ran here before is being stopped: it is said once.
+        // This counts also while what ran here before is being stopped: it may be said only once.
         if self.is_here_to_join(ctx) && !lineage.is_zero() && !self.is_of_life(lineage) {
             self.set_life(Some(lineage));
             // The word of its end may have come before.

@@ -28,7 +28,8 @@ pub(super) struct Births {
     pub(super) under_way: Option<Birth>,
     /// When one was last handed to its first member to be claimed.
     pub(super) claim_asked: Option<Time>,
-    /// Members of those that were proposed after the present head, and since when: any of them may be decided.
+    /// Members of the births that were proposed last, and when first: any of them may be decided. With their launchers
+    /// they are no other birth's.
     made: Vec<(Vec<Member>, Time)>,
     /// None is proposed before.
     not_before: Time,
@@ -43,7 +44,13 @@ impl Births {
     /// A generation was decided.
     pub(super) fn is_over(&mut self) {
         (self.under_way, self.held) = (None, false);
-        self.made.clear();
+    }
+
+    fn remember(&mut self, record: &Record, at: Time) {
+        self.made.retain(|(members, _)| *members != record.members);
+        let most = self.made.len().saturating_sub(MOST_MADE - 1);
+        self.made.drain(..most);
+        self.made.push((record.members.clone(), at));
     }
 
     /// Since when this agent has proposed a birth of these members, if this generation is one.
@@ -197,9 +204,7 @@ impl Job {
             nonce: ctx.rng.next_u64(),
         });
         if self.births.made(&record).is_none() {
-            let made = &mut self.births.made;
-            made.drain(..made.len().saturating_sub(MOST_MADE - 1));
-            made.push((record.members.clone(), ctx.now));
+            self.births.remember(&record, ctx.now);
         }
         if let Arbiter::Store(_) = arbiter {
             let Some(first) = record.leader() else { return };
@@ -520,6 +525,10 @@ impl Job {
 
     /// Tells everybody concerned that `record` is decided, ourselves included.
     pub(super) fn decided(&mut self, ctx: &mut Ctx<'_>, record: &Arc<Record>, birth: bool) {
+        if birth {
+            // Nobody else decides it, so that its life has not ended: whoever has asked here by now came in time.
+            self.births.remember(record, ctx.now);
+        }
         let mut told: BTreeSet<NodeId> = record.voters().map(|v| v.node).collect();
         told.extend(record.members.iter().map(|m| m.node));
         if !birth && let Some(before) = &self.head {

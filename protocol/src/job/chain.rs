@@ -312,9 +312,9 @@ impl Job {
         }
         self.lead = None;
         self.storeless.clear();
+        self.births.is_over();
         self.forget_passed_on(before.as_ref(), &record);
         self.tell_those_without_place(ctx, &record);
-        self.births.is_over();
         // Whoever is in has no ticket any more, whatever becomes of it later.
         self.gathering
             .tickets

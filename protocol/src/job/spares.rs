@@ -124,10 +124,10 @@ impl Job {
         let Some(made) = made.filter(|_| record.members.len() == usize::from(max)) else {
             return;
         };
-        // One that came later may have come when that life was over. Nothing ends without the leader, unless others have
-        // lost it.
+        // One that came later may have come when that life was over. Nothing ends without the leader before others have
+        // lost it, for longer than a heartbeat.
         let until = match record.leader() == Some(ctx.me()) {
-            true => made + ctx.cfg.suspect_after,
+            true => made + Span(ctx.cfg.suspect_after.0 / 2),
             false => made,
         };
         let waits = |(n, h): (&NodeId, &Held)| {

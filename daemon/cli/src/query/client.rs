@@ -11,15 +11,12 @@ use muster_protocol::codec;
 use muster_protocol::local::{Answer, Command, Query, ToAgent};
 use serde_json::Value;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, timeout_at};
 
 use super::output::{Failure, field, flag, list, short};
 use crate::sockets;
 
 /// How long an agent may take to answer. It answers from memory: one that takes longer hangs.
 const ANSWER: Duration = Duration::from_secs(5);
-/// How long the others of this node may take once one agent has answered.
-const OTHERS: Duration = Duration::from_secs(1);
 /// Rows of one list at most; a job and a cluster have at most 1,024 nodes.
 const MAX_ROWS: usize = 100_000;
 
@@ -93,7 +90,7 @@ impl Client {
         match tokio::time::timeout(ANSWER, self.exchange(frame)).await {
             Ok(result) => result,
             Err(_) => Err(Unanswered::Hangs(format!(
-                "the agent at {} took the question but did not answer within {} s: it is stopped, or hangs; look at its log, or restart it (training goes on meanwhile)",
+                "the agent at {} does not answer within {} s: it is stopped, or hangs; look at its log, or restart it (training goes on meanwhile)",
                 self.path.display(),
                 ANSWER.as_secs()
             ))),
@@ -229,8 +226,7 @@ fn one_of(rows: &[Vec<Value>]) -> Option<usize> {
 }
 
 /// The agents of this node that answer, with their status, in the order of their sockets; and where
-/// none does, why one that is there does not. All are asked at once, so that one that hangs holds up
-/// no question to another.
+/// none does, why one that is there does not. All are asked at once: those that hang cost one wait.
 async fn answering() -> (Vec<(Client, Value)>, Option<String>) {
     let mut asked = JoinSet::new();
     for (at, path) in existing().into_iter().enumerate() {
@@ -238,16 +234,12 @@ async fn answering() -> (Vec<(Client, Value)>, Option<String>) {
         asked.spawn(async move { (at, client.query(Query::Status).await, client) });
     }
     let (mut agents, mut why_none) = (Vec::new(), None);
-    // The bound of each question is the bound of all.
-    let mut until = Instant::now() + 2 * ANSWER;
-    while let Ok(Some(answer)) = timeout_at(until, asked.join_next()).await {
+    while let Some(answer) = asked.join_next().await {
         match answer {
-            Ok((at, Ok(status), client)) => {
-                agents.push((at, client, status));
-                until = until.min(Instant::now() + OTHERS);
-            }
-            Ok((_, Err(Unanswered::Denied(text) | Unanswered::Hangs(text)), _)) => {
-                why_none = Some(text);
+            Ok((at, Ok(status), client)) => agents.push((at, client, status)),
+            Ok((_, Err(Unanswered::Denied(text)), _)) => why_none = Some(text),
+            Ok((_, Err(Unanswered::Hangs(text)), _)) => {
+                why_none.get_or_insert(text);
             }
             Ok((_, Err(Unanswered::Refused(_) | Unanswered::Silent(_)), _)) | Err(_) => {}
         }

@@ -570,13 +570,15 @@ impl Driver {
         }
     }
 
-    /// A script that leaves its loop ends well. On its other ranks it may go on, where every save waits for this one.
+    /// A script that leaves its loop by itself ends well. On its other ranks it may go on, where every save waits for
+    /// this one.
     fn name_unfinished(&self, exit: &WorkerExit, acknowledged: bool) {
         let step = self.workers.ended_at(exit.local_rank);
-        let step = step.filter(|_| exit.code == 0 && !acknowledged && self.store.is_some());
+        let left = exit.code == 0 && !acknowledged && self.signalled.is_none();
+        let step = step.filter(|_| left && self.store.is_some());
         if let Some(step) = step {
             say(&format!(
-                "rank {} has ended with 0 in step {step}, without the end of its training (job.finish): nothing that it did since the last \
+                "rank {} has ended with 0 in step {step}, before the end of its training: nothing that it did since the last \
                  save is saved, and no rank that goes on can save any more",
                 exit.rank
             ));

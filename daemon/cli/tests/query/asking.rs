@@ -299,7 +299,7 @@ fn answers_that_are_none_are_refused_by_name() {
 
 /// The kernel takes connections for a process that is stopped.
 #[test]
-fn an_agent_that_is_stopped_is_named_and_holds_up_no_question_to_another() {
+fn an_agent_that_is_stopped_is_named_and_another_is_asked_beside_it() {
     let world = World::new();
     let stopped = world.dir.path().join("muster/run-4711.sock");
     let _listens = std::os::unix::net::UnixListener::bind(&stopped).unwrap();

@@ -1,4 +1,4 @@
-//! What befalls a run.
+//! Faults that befall a run, and orders of people.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,4 +1,4 @@
-//! What comes from the agent and goes to it.
+//! Frames from the agent and to it.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
