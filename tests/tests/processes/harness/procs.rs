@@ -3,7 +3,7 @@
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::ground::pids;
+use crate::ground::{PATIENCE, eventually, pids};
 
 /// Live processes that carry all of these `NAME=VALUE`.
 pub(super) fn carrying(marks: &[String]) -> Vec<i32> {
@@ -18,9 +18,34 @@ pub(super) fn carries(pid: i32, marks: &[String]) -> bool {
 
 /// Signals a process that carries the marks; one that is gone is no fault.
 pub(super) fn signal(pid: i32, marks: &[String], signal: Signal) {
-    if carries(pid, marks) {
-        let _ = kill(Pid::from_raw(pid), signal);
+    if !carries(pid, marks) {
+        return;
     }
+    let _ = kill(Pid::from_raw(pid), signal);
+    if signal == Signal::SIGSTOP {
+        // Each thread stops on its own, and finishes the call in which it is.
+        eventually(PATIENCE, "it stands still", || {
+            stands_still(pid).then_some(())
+        });
+    }
+}
+
+/// Whether no thread of the process runs; true of one that is gone.
+fn stands_still(pid: i32) -> bool {
+    let stopped = |stat: String| {
+        // proc(5): the state follows the name, which may hold spaces.
+        let state = stat
+            .rsplit_once(") ")
+            .and_then(|(_, rest)| rest.chars().next());
+        matches!(state, Some('T' | 't' | 'Z' | 'X'))
+    };
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task"));
+    let mut stats = tasks
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|task| std::fs::read_to_string(task.path().join("stat")));
+    stats.all(|stat| stat.map_or(true, stopped))
 }
 
 /// When the process was started, in nanoseconds since 1970, to a hundredth of a second; `None` when
