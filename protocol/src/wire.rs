@@ -124,9 +124,10 @@ pub struct Advert {
     pub belongs: bool,
     /// No launcher of it is left, as the sender sees it: it leads it, or nobody can.
     pub deserted: bool,
-    /// No worker of it runs, nor of a generation before it: all its launchers are gone, and its workers had been
-    /// started.
+    /// No worker of it runs: all its launchers are gone.
     pub left_behind: bool,
+    /// Its workers had been started, as far as the sender knows: then nothing runs of a generation before it.
+    pub started: bool,
     /// The sender's launcher does not answer its agent: it is stopped or blocked, and takes part in no change.
     pub unresponsive: bool,
 }
@@ -143,6 +144,7 @@ impl Advert {
             belongs: false,
             deserted: false,
             left_behind: false,
+            started: false,
             unresponsive: false,
         }
     }

@@ -396,6 +396,7 @@ fn advert() -> Advert {
     Advert {
         deserted: false,
         left_behind: false,
+        started: true,
         unresponsive: true,
         key: key(),
         lineage: digest(4),

@@ -24,6 +24,9 @@ enum Lost {
     Dark,
     /// They train on. The others cannot reach them: hosts of another network have their addresses, and refuse.
     Elsewhere,
+    /// All are killed. The agents of the first ones have lost their state, and come back as other nodes if at all; the
+    /// others are back at once.
+    Replaced(usize),
 }
 
 fn setup(seed: u64, lost: Lost, min_nodes: u16) -> Setup {
@@ -49,6 +52,21 @@ fn setup(seed: u64, lost: Lost, min_nodes: u16) -> Setup {
                 down: 1_000 * SEC,
                 new_disk: false,
                 relaunch: false,
+            };
+            (LOST, fault)
+        })),
+        Lost::Replaced(first) => faults.extend((0..2).map(|node| {
+            let back = Fault::NodeCrash {
+                node,
+                down: 500 * MS,
+                new_disk: false,
+                relaunch: false,
+            };
+            let replaced = node < first;
+            let fault = if replaced {
+                Fault::NodeStop { node }
+            } else {
+                back
             };
             (LOST, fault)
         })),
@@ -123,6 +141,23 @@ fn others_go_on_at_once_with_a_later_life_that_has_saved_nothing() {
         let starts = starts_in(setup, Lost::Killed);
         let late = |at: &Option<u64>| at.is_none_or(|at| at >= AGAIN + AT_ONCE);
         assert!(!starts.iter().any(late), "seed {seed}: {starts:?}");
+    }
+}
+
+/// Agents that are back say that their launchers are gone; where the others' launchers were nothing answers.
+#[test]
+fn where_some_agents_are_back_and_some_replaced_others_go_on_at_once() {
+    for seed in 0..20 {
+        for replaced in 0..=2 {
+            for min_nodes in 1..=2 {
+                let starts = starts(seed, Lost::Replaced(replaced), min_nodes);
+                // The word of those that are back takes its time, too (the most of 120 runs: 2.1 s).
+                let by = AGAIN + AT_ONCE + SEC / 2;
+                let late = |at: &Option<u64>| at.is_none_or(|at| at >= by);
+                let which = (seed, replaced, min_nodes);
+                assert!(!starts.iter().any(late), "{which:?}: {starts:?}");
+            }
+        }
     }
 }
 

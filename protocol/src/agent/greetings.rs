@@ -163,7 +163,7 @@ impl Agent {
                 let mut adverts: Vec<&Job> = self.jobs.values().filter(|j| of(j)).collect();
                 adverts.sort_by_key(|j| (j.is_unattended(), j.is_idle()));
                 let adverts = adverts.into_iter();
-                let adverts = adverts.flat_map(|j| j.adverts_here(&self.cfg, &self.peers));
+                let adverts = adverts.flat_map(|j| j.adverts_here(&self.cfg, self.view(j.key())));
                 adverts.take(MAX_JOBS).collect()
             },
         })

@@ -81,6 +81,26 @@ struct Watches {
     away: BTreeMap<NodeId, Time>,
 }
 
+/// Of a job that has nobody watched.
+static UNWATCHED: Watches = Watches {
+    guards: BTreeMap::new(),
+    unwell: BTreeMap::new(),
+    away: BTreeMap::new(),
+};
+
+impl Watches {
+    fn view<'a>(of: Option<&'a Watches>, all: &'a Peers, detector: &'a Membership) -> View<'a> {
+        let watches = of.unwrap_or(&UNWATCHED);
+        View {
+            all,
+            unwell: &watches.unwell,
+            away: &watches.away,
+            detector,
+            guards: &watches.guards,
+        }
+    }
+}
+
 /// The core of one agent.
 #[derive(Clone, Debug)]
 pub struct Agent {
@@ -121,7 +141,8 @@ struct Greeted {
     head: Digest,
     watches_for: (bool, bool, Digest, Digest),
     deserted: bool,
-    left_behind: bool,
+    /// Whether workers of it had been started, where no launcher of it is left.
+    left_behind: Option<bool>,
     gathers: bool,
     unresponsive: bool,
 }
@@ -550,17 +571,10 @@ impl Agent {
     fn with_job(&mut self, key: &JobKey, now: Time, act: impl FnOnce(&mut Job, &mut Ctx<'_>)) {
         if let Some(job) = self.jobs.get_mut(key) {
             self.touched = true;
-            let unwatched = Watches::default();
-            let watches = self.watching.get(key).unwrap_or(&unwatched);
+            let watches = self.watching.get(key);
             let mut ctx = Ctx {
                 cfg: &self.cfg,
-                peers: View {
-                    all: &self.peers,
-                    unwell: &watches.unwell,
-                    away: &watches.away,
-                    detector: &self.detector,
-                    guards: &watches.guards,
-                },
+                peers: Watches::view(watches, &self.peers, &self.detector),
                 past: &self.past,
                 rng: &mut self.rng,
                 now,
@@ -570,6 +584,11 @@ impl Agent {
             };
             act(job, &mut ctx);
         }
+    }
+
+    /// The other agents as the job sees them.
+    fn view(&self, key: &JobKey) -> View<'_> {
+        Watches::view(self.watching.get(key), &self.peers, &self.detector)
     }
 
     fn link_changed(&mut self, node: NodeId, now: Time) {
@@ -612,7 +631,9 @@ impl Agent {
                 head: digest,
                 watches_for: job.watches_for(),
                 deserted: job.says_deserted(me, &self.peers),
-                left_behind: job.is_left_behind(me),
+                left_behind: job
+                    .is_left_behind(me, self.view(key))
+                    .then(|| job.had_started(me)),
                 gathers: job.gathers(),
                 unresponsive: job.is_unresponsive(),
             };
@@ -624,7 +645,7 @@ impl Agent {
                 greet |= led && was.is_none_or(|w| w.head != digest);
                 // Nobody else sees that a job has no launcher left, or has one again.
                 greet |= was.is_some_and(|w| w.deserted) != now.deserted;
-                greet |= was.is_some_and(|w| w.left_behind) != now.left_behind;
+                greet |= was.and_then(|w| w.left_behind) != now.left_behind;
                 greet |= was.is_some_and(|w| w.gathers) != now.gathers;
                 greet |= was.is_some_and(|w| w.unresponsive) != now.unresponsive;
                 // That it is over nobody else tells those who take no part in it.

@@ -57,6 +57,7 @@ pub(super) fn belongs_to(first: Digest) -> Advert {
         belongs: true,
         deserted: false,
         left_behind: false,
+        started: false,
         unresponsive: false,
     }
 }

@@ -199,6 +199,7 @@ impl Job {
                 belongs: record.kind == Kind::Next,
                 deserted: false,
                 left_behind: false,
+                started: false,
                 unresponsive: false,
             };
             self.on_advert(ctx, from, &advert);

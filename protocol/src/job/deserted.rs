@@ -5,7 +5,7 @@ use super::plan::Assessment;
 use super::store::differs;
 use super::{Ctx, Job};
 use crate::ids::{Digest, NodeId};
-use crate::peers::Peers;
+use crate::peers::{Peers, View};
 use crate::record::{Arbiter, Member, Record};
 use crate::time::{Span, Time};
 use crate::wire::{Advert, Status};
@@ -94,11 +94,17 @@ impl Job {
         }
     }
 
-    /// Whether nothing of the head runs, nor of what was before it: its launchers are gone and their workers
-    /// with them. These were started, so that the start had waited for everybody who was dropped (R16); or their
-    /// leader, which may have been started anew since, would wait for nobody.
-    pub(crate) fn is_left_behind(&self, me: NodeId) -> bool {
-        let Some(head) = self.live().filter(|_| self.is_storeless_but(me, |_| false)) else {
+    /// Whether no launcher of the head is left, nor its workers: by the word of their agents, or of this member's
+    /// failure detector.
+    pub(crate) fn is_left_behind(&self, me: NodeId, peers: View<'_>) -> bool {
+        self.live().is_some_and(|head| head.record.has(me))
+            && self.is_storeless_but(me, |m| peers.lost(m.node) == Some(true))
+    }
+
+    /// Whether workers of the head had been started, so that the start had waited for everybody who was dropped (R16);
+    /// or their leader, which may have been started anew since, would wait for nobody.
+    pub(crate) fn had_started(&self, me: NodeId) -> bool {
+        let Some(head) = self.live() else {
             return false;
         };
         let mut members = head.record.members.iter();
@@ -109,10 +115,16 @@ impl Job {
         started || head.record.leader() == Some(me) && !self.waits_for_leases()
     }
 
-    /// Whether one of its agents says so of this generation.
+    /// Whether one of its agents says of this generation that nobody of it is left ([`Job::is_left_behind`]).
     pub(super) fn was_left_behind(&self, peers: &Peers, generation: Digest) -> bool {
         let mut told = self.adverts(peers);
         told.any(|(_, a)| a.digest == generation && a.left_behind)
+    }
+
+    /// Whether one of its agents says so of workers of this generation ([`Job::had_started`]).
+    pub(super) fn was_started(&self, peers: &Peers, generation: Digest) -> bool {
+        let mut told = self.adverts(peers);
+        told.any(|(_, a)| a.digest == generation && a.started)
     }
 
     /// Watches for a job without launchers.

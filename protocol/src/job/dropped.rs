@@ -66,7 +66,8 @@ impl Job {
         }
         let taken = self.took_over.filter(|t| t.from == record.parent);
         let missed = !knows
-            && !self.was_left_behind(ctx.peers.all, record.parent)
+            && !(self.was_left_behind(ctx.peers.all, record.parent)
+                && self.was_started(ctx.peers.all, record.parent))
             && !taken.is_some_and(|t| t.died);
         if missed && !record.kind.is_terminal() {
             // Who was dropped is not known here, nor whether their agents are there to end their workers.

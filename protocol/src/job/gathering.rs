@@ -90,7 +90,7 @@ impl Job {
             }
             let lead = self.acting_leader(ctx, &head.record);
             if lead != Some(ctx.me()) {
-                if let Some(mut advert) = self.advert(ctx.cfg, ctx.peers.all) {
+                if let Some(mut advert) = self.advert(ctx.cfg, ctx.peers) {
                     advert.leader = lead;
                     let wait = Wait::Elsewhere { advert };
                     self.acknowledge(ctx, from, launcher, Digest::ZERO, wait);
@@ -102,7 +102,7 @@ impl Job {
             && let Some(door) = self.meeting_place(ctx)
             && door != ctx.me()
             && door != from
-            && let Some(mut advert) = self.advert(ctx.cfg, ctx.peers.all)
+            && let Some(mut advert) = self.advert(ctx.cfg, ctx.peers)
         {
             // Those who know that nobody leads meet elsewhere; this one took me for the leader.
             advert.leader = Some(door);

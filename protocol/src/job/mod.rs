@@ -59,7 +59,7 @@ pub use resume::Continues;
 use crate::agent::{Config, ConnId, Effect, Notice, Past, Phases};
 use crate::ids::{Digest, JobKey, LauncherId, NodeId};
 use crate::local::{ToAgent, ToLauncher};
-use crate::peers::{Peer, Peers, View};
+use crate::peers::{Peer, View};
 use crate::record::{Kind, Record, Voter};
 use crate::rng::Rng;
 use crate::storelog;
@@ -541,14 +541,18 @@ impl Job {
     }
 
     /// The words of this agent to everybody about the job.
-    pub(crate) fn adverts_here(&self, cfg: &Config, peers: &Peers) -> impl Iterator<Item = Advert> {
+    pub(crate) fn adverts_here(
+        &self,
+        cfg: &Config,
+        peers: View<'_>,
+    ) -> impl Iterator<Item = Advert> {
         let gathers = self.gathers();
         let gathering = gathers.then(|| Advert::gathering(self.key.clone()));
         self.advert(cfg, peers).into_iter().chain(gathering)
     }
 
     /// The word of this agent on its head.
-    fn advert(&self, cfg: &Config, peers: &Peers) -> Option<Advert> {
+    fn advert(&self, cfg: &Config, peers: View<'_>) -> Option<Advert> {
         let head = self.head.as_ref()?;
         Some(Advert {
             key: self.key.clone(),
@@ -558,11 +562,12 @@ impl Job {
             leader: head
                 .record
                 .leader()
-                .filter(|_| !self.has_no_store_left(cfg.node, peers)),
+                .filter(|_| !self.has_no_store_left(cfg.node, peers.all)),
             belongs: head.record.kind == Kind::Next
                 && (head.record.has(cfg.node) || head.voting().is_voter(cfg.voter())),
-            deserted: self.says_deserted(cfg.node, peers),
-            left_behind: self.is_left_behind(cfg.node),
+            deserted: self.says_deserted(cfg.node, peers.all),
+            left_behind: self.is_left_behind(cfg.node, peers),
+            started: self.had_started(cfg.node),
             unresponsive: self.is_unresponsive(),
         })
     }

@@ -73,17 +73,19 @@ impl Job {
     }
 
     /// How long the beacon and the log still have to stand still for what the log says is running: not at
-    /// all where its own agents say that nothing of it is left; unknown while the beacon was not read.
+    /// all where all of its agents are there and one says that nothing of it is left; unknown while the beacon was not
+    /// read.
     pub(super) fn orphaned_in(&self, ctx: &Ctx<'_>) -> Option<Span> {
         let (last, digest) = self.log_runs()?;
-        if self.was_left_behind(ctx.peers.all, digest) {
+        let died = self.has_died(ctx, last, digest);
+        if died && last.members.iter().all(|m| ctx.reachable(m.node)) {
             return Some(Span::ZERO);
         }
         let store = self.store.as_ref()?;
         let seen = store.beacon.seen?;
         let since = seen.since.max(store.log.tail().last_changed);
         // In another network another host may refuse in a member's place: so the leader may not write either.
-        let wait = match self.has_died(ctx, last, digest) && seen.again >= STILL {
+        let wait = match died && seen.again >= STILL {
             true => Beacon::every(ctx).times(STILL.into()),
             false => ctx.cfg.orphan_after,
         };
@@ -91,7 +93,8 @@ impl Job {
     }
 
     /// Whether nobody trains any more for this generation, nor for those before: each of its launchers is known to
-    /// be dead, and with it its workers, and it has started, for which it had waited for everybody else.
+    /// be dead, and with it its workers, or a member says so; and it has started, for which it had waited for everybody
+    /// else.
     fn has_died(&self, ctx: &Ctx<'_>, record: &Record, digest: Digest) -> bool {
         let saved = self
             .log_commit()
@@ -102,10 +105,12 @@ impl Job {
             watched == Some(Some((m.guard, m.launcher))) && ctx.peers.lost(m.node) == Some(true)
         };
         let beacon = self.store.as_ref().map(|s| &s.beacon);
-        let started = saved || beacon.is_some_and(|b| b.has_started(digest));
-        (started || record.parent.is_zero())
-            && Self::is_found(ctx, record)
-            && record.members.iter().all(dead)
+        let started = saved
+            || beacon.is_some_and(|b| b.has_started(digest))
+            || self.was_started(ctx.peers.all, digest)
+            || record.parent.is_zero();
+        let are_dead = || Self::is_found(ctx, record) && record.members.iter().all(dead);
+        started && (self.was_left_behind(ctx.peers.all, digest) || are_dead())
     }
 
     /// Whether the addresses of its launchers lead to their hosts from here. A job of one node is on loopback.

@@ -36,6 +36,7 @@ fn lives(record: &Record) -> Advert {
         belongs: record.kind == Kind::Next,
         deserted: false,
         left_behind: false,
+        started: false,
         unresponsive: false,
     }
 }

@@ -25,6 +25,7 @@ pub(super) fn other_group(lineage: u8, leader: usize) -> Advert {
         belongs: true,
         deserted: false,
         left_behind: false,
+        started: false,
         unresponsive: false,
     }
 }

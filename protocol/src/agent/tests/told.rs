@@ -524,6 +524,7 @@ fn an_agent_that_restarts_is_no_fault_of_the_network() {
             belongs: true,
             deserted: false,
             left_behind: false,
+            started: false,
             unresponsive: false,
         },
     };

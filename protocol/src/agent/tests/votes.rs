@@ -411,6 +411,7 @@ fn the_longest_hello_fits_a_frame() {
     let advert = |i: usize| Advert {
         deserted: false,
         left_behind: false,
+        started: false,
         unresponsive: false,
         key: longest(2).key,
         lineage: Digest([255; 32]),
