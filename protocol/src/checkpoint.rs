@@ -196,7 +196,19 @@ pub struct ToLeader {
     pub sealed: Vec<u64>,
     /// A step that a local rank has no free slot for.
     pub busy: Option<u64>,
+    /// The local rank that saved least of those that have ended with 0, while others may train on.
+    pub ended: Option<Ended>,
     pub part: Part,
+}
+
+/// A rank that saves nothing any more: what other ranks have sealed and it has not is no checkpoint of the job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Ended {
+    pub rank: u32,
+    /// The newest step of which it holds a sealed copy.
+    pub newest: Option<u64>,
+    /// The newest step of which some rank of its node does.
+    pub beside: Option<u64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

@@ -166,6 +166,7 @@ names!(to_agent_name, TO_AGENT, ToAgent, {
     ToAgent::Save(SaveNews::Sealed { .. }) => "save.sealed",
     ToAgent::Save(SaveNews::SlotsGone { .. }) => "save.slots_gone",
     ToAgent::Save(SaveNews::WorkerGone { .. }) => "save.worker_gone",
+    ToAgent::Save(SaveNews::WorkerEnded { .. }) => "save.worker_ended",
     ToAgent::Save(SaveNews::Progress { .. }) => "save.progress",
     ToAgent::Save(SaveNews::Written { .. }) => "save.written",
     ToAgent::Save(SaveNews::WriteFailed { .. }) => "save.write_failed",

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Cause, Error, Flaws, Outcome, Part, Save, Stage, ToLeader, ToNode, Written};
+use super::{Cause, Ended, Error, Flaws, Outcome, Part, Save, Stage, ToLeader, ToNode, Written};
 pub use people::{GivenUp, Laggard, Lags, Notice};
 
 use crate::ids::{Digest, NodeId};
@@ -142,6 +142,7 @@ struct Heard {
     /// Of the newest report, whatever attempt it is about.
     sealed: Vec<u64>,
     busy: Option<u64>,
+    ended: Option<Ended>,
     /// It has shown that it knows what was said last.
     knows: bool,
     /// About this attempt; none while it has said nothing.
@@ -199,6 +200,7 @@ impl Leader {
                 ranks: m.slots,
                 sealed: Vec::new(),
                 busy: None,
+                ended: None,
                 knows: false,
                 part: None,
                 files: None,

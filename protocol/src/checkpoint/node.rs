@@ -110,6 +110,10 @@ pub enum Event {
     WorkerGone {
         k: u16,
     },
+    /// The process of a rank has ended with 0, and seals nothing any more.
+    WorkerEnded {
+        k: u16,
+    },
     /// The launcher is gone, and all workers with it.
     LauncherGone,
     /// Another generation was decided, or the job is over.
@@ -369,6 +373,7 @@ impl Node {
             Event::Leader(message) => self.leader(message)?,
             Event::SlotsGone { k } => drop(self.ranks.remove(&k)),
             Event::WorkerGone { k } => self.torn(|at| at == k),
+            Event::WorkerEnded { k } => self.rank(k)?.ended = true,
             Event::LauncherGone => {
                 self.torn(|_| true);
                 self.let_live(now);
@@ -453,6 +458,7 @@ impl Node {
             slots: [Slot::Free, Slot::Free],
             wants: None,
             skipped: None,
+            ended: false,
         });
         let writes = |s: &Slot| matches!(s, Slot::Writing { .. } | Slot::Durable { .. });
         for (known, found) in of_rank.slots.iter_mut().zip(slots) {

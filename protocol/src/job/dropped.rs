@@ -65,10 +65,10 @@ impl Job {
             self.forgotten = self.forgotten.max(waits.values().map(|d| d.until).max());
         }
         let taken = self.took_over.filter(|t| t.from == record.parent);
-        let missed = !knows
-            && !(self.was_left_behind(ctx.peers.all, record.parent)
-                && self.was_started(ctx.peers.all, record.parent))
-            && !taken.is_some_and(|t| t.died);
+        let peers = ctx.peers.all;
+        let left =
+            self.was_left_behind(peers, record.parent) && self.was_started(peers, record.parent);
+        let missed = !(knows || left || taken.is_some_and(|t| t.died));
         if missed && !record.kind.is_terminal() {
             // Who was dropped is not known here, nor whether their agents are there to end their workers.
             let most = ctx.peers.timeouts().max(self.timeouts(ctx));

@@ -17,8 +17,26 @@ const UNSAVED: i32 = 74;
 pub(super) struct Lost {
     /// The newest one that this node has heard of.
     newest: Option<(Save, String)>,
-    /// The reason that this leader said on consoles last, and of which generation.
-    shown: Option<(Digest, String)>,
+    /// The reason that this leader said on consoles last.
+    shown: Reason,
+    /// Why the launcher here could not write, as its console said last.
+    failed: Reason,
+}
+
+/// A reason that people were told, and the generation that it is about.
+#[derive(Clone, Debug, Default)]
+struct Reason(Option<(Digest, String)>);
+
+impl Reason {
+    /// Whether it is another one than before, which it takes the place of. Times, steps and attempts make no other
+    /// reason.
+    fn is_new(&mut self, generation: Digest, text: &str) -> bool {
+        let reason = text.chars().filter(|c| !c.is_ascii_digit()).collect();
+        let reason = Some((generation, reason));
+        let is_new = self.0 != reason;
+        self.0 = reason;
+        is_new
+    }
 }
 
 impl Lost {
@@ -56,18 +74,20 @@ impl Job {
         why: &GivenUp,
     ) {
         let text = short(why.to_string());
-        // Times, steps and attempts make no other reason.
-        let reason: String = text.chars().filter(|c| !c.is_ascii_digit()).collect();
-        let reason = Some((save.generation, reason));
         // Another one takes its place, and is saved.
         let superseded = matches!(why, GivenUp::Superseded { .. });
-        let show = !superseded && self.lost.shown != reason;
-        if show {
-            self.lost.shown = reason;
-        }
+        let show = !superseded && self.lost.shown.is_new(save.generation, &text);
         for node in nodes {
             let why = text.clone();
             self.send(ctx, *node, JobMessage::SaveGivenUp { save, why, show });
+        }
+    }
+
+    /// The launcher here could not write what a rank has sealed, or not keep a manifest.
+    pub(super) fn tell_failed(&mut self, generation: Digest, text: String) {
+        match self.lost.failed.is_new(generation, &text) {
+            true => self.tell_saving(text),
+            false => self.say_saving(text),
         }
     }
 

@@ -134,6 +134,7 @@ impl Job {
                 NodeEvent::Sealed { slot, copy }
             }
             SaveNews::WorkerGone { k } => NodeEvent::WorkerGone { k },
+            SaveNews::WorkerEnded { k } => NodeEvent::WorkerEnded { k },
             SaveNews::Progress {
                 slot,
                 attempt,
@@ -545,6 +546,9 @@ impl Job {
                     None => notice.to_string(),
                 };
                 self.tell_saving(text);
+            }
+            NodeEffect::Notice(notice @ NodeNotice::Failed { .. }) => {
+                self.tell_failed(generation, notice.to_string());
             }
             NodeEffect::Notice(notice) => self.tell_saving(notice.to_string()),
             // A worker takes a free slot by itself.

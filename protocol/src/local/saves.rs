@@ -43,6 +43,10 @@ pub enum SaveNews {
     WorkerGone {
         k: u16,
     },
+    /// The worker has ended with 0 by itself: it seals nothing any more. Said again on each link.
+    WorkerEnded {
+        k: u16,
+    },
     Progress {
         slot: SlotId,
         attempt: u32,

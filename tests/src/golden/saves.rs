@@ -2,8 +2,8 @@
 
 use muster_protocol::NodeId;
 use muster_protocol::checkpoint::{
-    Busy, Copy, Found, Outcome, Pace, Part, Save, SlotId, Stage, Standing, State, ToLeader, ToNode,
-    Written,
+    Busy, Copy, Ended, Found, Outcome, Pace, Part, Save, SlotId, Stage, Standing, State, ToLeader,
+    ToNode, Written,
 };
 use muster_protocol::local::{KeepNews, Left, Question, Replicated, Review, SaveAsk, SaveNews};
 use muster_protocol::record::CommitRef;
@@ -65,6 +65,11 @@ pub(super) fn job_messages() -> Vec<JobMessage> {
             number: 2,
             sealed: vec![300, 400],
             busy: Some(500),
+            ended: Some(Ended {
+                rank: 3,
+                newest: Some(400),
+                beside: Some(500),
+            }),
             part,
         }))
     };
@@ -181,6 +186,7 @@ pub(super) fn news() -> Vec<SaveNews> {
         SaveNews::Sealed { slot, copy },
         SaveNews::SlotsGone { k: 1 },
         SaveNews::WorkerGone { k: 1 },
+        SaveNews::WorkerEnded { k: 1 },
         SaveNews::Progress {
             slot,
             attempt,

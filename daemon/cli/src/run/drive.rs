@@ -341,7 +341,10 @@ impl Driver {
             self.lapsed(digest, session);
         }
         for (exit, acknowledged) in exits {
-            self.name_unfinished(&exit, acknowledged);
+            // One that acknowledged its stop, or was ended, makes way for the next generation.
+            if exit.code == 0 && !acknowledged && self.signalled.is_none() {
+                self.ended_by_itself(&exit);
+            }
             session.handle(Event::Exit { exit, acknowledged }, now());
         }
         if session.is_draining() {
@@ -570,13 +573,14 @@ impl Driver {
         }
     }
 
-    /// A script that leaves its loop by itself ends well. On its other ranks it may go on, where every save waits for
-    /// this one.
-    fn name_unfinished(&self, exit: &WorkerExit, acknowledged: bool) {
+    /// A script that leaves its loop by itself ends well. On its other ranks it may go on, and no save of theirs is whole
+    /// without this one.
+    fn ended_by_itself(&mut self, exit: &WorkerExit) {
+        if let Some(news) = self.saves.ended(exit.local_rank) {
+            self.send(ToAgent::Save(news));
+        }
         let step = self.workers.ended_at(exit.local_rank);
-        let left = exit.code == 0 && !acknowledged && self.signalled.is_none();
-        let step = step.filter(|_| left && self.store.is_some());
-        if let Some(step) = step {
+        if let Some(step) = step.filter(|_| self.store.is_some()) {
             say(&format!(
                 "rank {} has ended with 0 in step {step}, before the end of its training: nothing that it did since the last \
                  save is saved, and no rank that goes on can save any more",

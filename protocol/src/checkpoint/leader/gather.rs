@@ -1,8 +1,8 @@
 //! Messages between the leader and the nodes.
 
 use super::{
-    Effect, Error, GivenUp, Heard, Laggard, Lags, Leader, Outcome, Part, Phase, Progress, RESEND,
-    Stage, ToLeader, ToNode, Written,
+    Cause, Effect, Ended, Error, GivenUp, Heard, Laggard, Lags, Leader, Outcome, Part, Phase,
+    Progress, RESEND, Stage, ToLeader, ToNode, Wants, Written,
 };
 use crate::control::slots::SLOTS;
 use crate::ids::NodeId;
@@ -56,6 +56,42 @@ impl Leader {
         message: ToLeader,
         now: Time,
     ) -> Result<(), Error> {
+        self.heard(from, message, now)?;
+        self.give_up_behind_ended(now);
+        Ok(())
+    }
+
+    /// A step that a rank has not sealed which has ended comes to nothing: the others' copies of it are let go, or they
+    /// would wait for a free slot without end.
+    fn give_up_behind_ended(&mut self, now: Time) {
+        let step = match self.phase {
+            Phase::Open => Some(self.state.save.step),
+            Phase::Idle | Phase::Over(_) => self.newest_copy().filter(|s| self.opened() < Some(*s)),
+            Phase::Assembling | Phase::Holding { .. } | Phase::Committing { .. } => None,
+        };
+        let Some(step) = step else { return };
+        let open = self.phase == Phase::Open;
+        let durable = |n: &Heard| open && n.files.is_some();
+        let ended = self.nodes.values().filter(|n| !durable(n));
+        let mut ended = ended.filter_map(|n| n.ended);
+        let Some(Ended { rank, .. }) = ended.find(|e| e.newest < Some(step)) else {
+            return;
+        };
+        if !open {
+            let (cause, until) = (Cause::Steps, now);
+            self.open(Wants { step, cause, until }, now);
+        }
+        self.give_up(GivenUp::RankEnded { rank }, now);
+    }
+
+    /// The newest step of which all ranks of a node hold a sealed copy, or any rank of one where others have ended.
+    fn newest_copy(&self) -> Option<u64> {
+        let beside = |n: &Heard| n.ended.and_then(|ended| ended.beside);
+        let of = |n: &Heard| n.sealed.last().copied().max(beside(n));
+        self.nodes.values().filter_map(of).max()
+    }
+
+    fn heard(&mut self, from: NodeId, message: ToLeader, now: Time) -> Result<(), Error> {
         let (ours, theirs) = (self.generation, message.generation);
         if ours != theirs {
             return Err(Error::OtherGeneration { ours, theirs });
@@ -63,6 +99,7 @@ impl Leader {
         let node = self.nodes.get_mut(&from).ok_or(Error::NotAMember)?;
         node.busy = message.busy;
         node.sealed = message.sealed;
+        node.ended = message.ended;
         let attempt = self.state.save.attempt;
         if message.attempt > attempt {
             self.jump(message.attempt, now);

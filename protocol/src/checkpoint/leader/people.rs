@@ -50,6 +50,10 @@ pub enum GivenUp {
         node: NodeId,
         why: String,
     },
+    /// This rank has ended without it.
+    RankEnded {
+        rank: u32,
+    },
     Manifest {
         why: String,
     },
@@ -78,6 +82,10 @@ impl fmt::Display for GivenUp {
             }
             GivenUp::Lost(node) => write!(f, "node {node} was lost before its files were durable"),
             GivenUp::Failed { node, why } => write!(f, "node {node} cannot write: {why}"),
+            GivenUp::RankEnded { rank } => write!(
+                f,
+                "rank {rank} has ended with 0 before it saved that step, and no later step can be saved either"
+            ),
             GivenUp::Manifest { why } => write!(f, "the manifest cannot be written: {why}"),
             GivenUp::NotCommitted { why } => write!(f, "the commit was refused: {why}"),
             GivenUp::Superseded { by } => write!(f, "step {by} is saved instead, which is urgent"),

@@ -3,7 +3,7 @@
 
 use super::super::slots::Rank;
 use super::super::{
-    Copy, Error, Outcome, Part, Save, Slot, SlotId, Stage, ToLeader, ToNode, Written,
+    Busy, Copy, Ended, Error, Outcome, Part, Save, Slot, SlotId, Stage, ToLeader, ToNode, Written,
 };
 use super::{Effect, Node, Notice, REPEAT, not_in};
 use crate::time::Time;
@@ -316,6 +316,19 @@ impl Node {
         ours.map(|c| c.step).max()
     }
 
+    /// A rank that has ended. Where ranks may leave saves out, nobody waits for it.
+    fn ended(&self) -> Option<Ended> {
+        let waits = self.settings.busy == Busy::Wait;
+        let newest = |r: &Rank| r.slots.iter().filter_map(Slot::copy).map(|c| c.step).max();
+        let ended = self.ranks.values().filter(|r| r.ended && waits);
+        let least = ended.min_by_key(|r| newest(r))?;
+        Some(Ended {
+            rank: least.rank,
+            newest: newest(least),
+            beside: self.newest_sealed(),
+        })
+    }
+
     /// Tells the leader, when there is something new, and again while it may not know.
     fn report(&mut self, now: Time) {
         if self.ended {
@@ -328,6 +341,7 @@ impl Node {
             number: self.heard.map_or(0, |h| h.number),
             sealed: self.sealed_steps(),
             busy: self.ranks.values().find_map(|r| r.wants),
+            ended: self.ended(),
             part: self.part(),
         };
         // Mere progress waits for its turn.
@@ -342,14 +356,18 @@ impl Node {
         if known.is_some_and(|known| known == plain(&report)) {
             return;
         }
-        let idle = report.part == Part::Idle && report.sealed.is_empty() && report.busy.is_none();
+        let idle = report.part == Part::Idle
+            && report.sealed.is_empty()
+            && report.busy.is_none()
+            && report.ended.is_none();
         if idle && self.said.is_none() && self.say_at.is_none() {
             return;
         }
         let settled = matches!(report.part, Part::Settled(_) | Part::Idle);
         // A leader that was restarted opens what it hears of.
         let known = self.heard.map(|h| h.save.step);
-        let newer = report.sealed.iter().any(|step| Some(*step) > known);
+        let newer = report.sealed.iter().any(|step| Some(*step) > known)
+            || report.ended.is_some_and(|ended| ended.beside > known);
         let again = !settled || newer || report.busy.is_some();
         self.say_at = again.then_some(now + REPEAT);
         self.said = Some(report.clone());

@@ -25,6 +25,7 @@ fn answer(
         number,
         sealed: sealed.to_vec(),
         busy: None,
+        ended: None,
         part,
     };
     let from = id(from);
@@ -299,6 +300,7 @@ fn files_of_other_ranks_are_no_preparation() {
         number: 1,
         sealed: Vec::new(),
         busy: None,
+        ended: None,
         part: Part::Idle,
     };
     let from = id(2);
@@ -340,6 +342,7 @@ fn what_a_node_says_has_limits() {
                 number: 1,
                 sealed,
                 busy: None,
+                ended: None,
                 part,
             }))),
         };
@@ -396,4 +399,75 @@ fn a_node_whose_agent_forgot_a_save_is_told_of_it_again() {
         })
         .collect();
     assert_eq!(told, [id(2)]);
+}
+
+/// Rank 3 has ended on the second node, which holds whole copies of these steps; it and one beside it hold these newest
+/// ones.
+fn has_ended(leader: &mut Leader, sealed: &[u64], newest: Option<u64>, beside: Option<u64>) {
+    let message = ToLeader {
+        generation: record().digest(),
+        attempt: 0,
+        number: 0,
+        sealed: sealed.to_vec(),
+        busy: None,
+        ended: Some(Ended {
+            rank: 3,
+            newest,
+            beside,
+        }),
+        part: Part::Idle,
+    };
+    let from = id(2);
+    let event = LeaderEvent::Message { from, message };
+    leader.handle(event, at(10)).unwrap();
+}
+
+/// The steps that were given up for rank 3.
+fn given_up(leader: &mut Leader) -> Vec<u64> {
+    let step = |e: &LeaderEffect| match e {
+        LeaderEffect::Notice(LeaderNotice::GivenUp {
+            save,
+            why: GivenUp::RankEnded { rank: 3 },
+        }) => Some(save.step),
+        _ => None,
+    };
+    effects(leader).iter().filter_map(step).collect()
+}
+
+#[test]
+fn steps_that_an_ended_rank_has_not_sealed_are_given_up() {
+    // On another node.
+    let mut leader = new(true);
+    answer(&mut leader, 1, (0, 0), Part::Idle, &[10, 15]);
+    assert_eq!(given_up(&mut leader), [0; 0]);
+    has_ended(&mut leader, &[10], Some(10), Some(10));
+    assert_eq!(given_up(&mut leader), [15]);
+    // It holds all that anybody does.
+    let mut leader = new(true);
+    answer(&mut leader, 1, (0, 0), Part::Idle, &[10]);
+    has_ended(&mut leader, &[10], Some(10), Some(10));
+    assert_eq!(given_up(&mut leader), [0; 0]);
+    assert_eq!(leader.sealed(), Some(10));
+    // Another rank of its node may still seal what it has.
+    let mut leader = new(true);
+    answer(&mut leader, 1, (0, 0), Part::Idle, &[10]);
+    has_ended(&mut leader, &[], Some(10), Some(10));
+    assert_eq!(given_up(&mut leader), [0; 0]);
+    // Beside others on its own node.
+    let mut leader = new(true);
+    has_ended(&mut leader, &[], None, Some(10));
+    assert_eq!(given_up(&mut leader), [10]);
+    // The same again is no news.
+    has_ended(&mut leader, &[], None, Some(10));
+    assert_eq!(given_up(&mut leader), [0; 0]);
+}
+
+#[test]
+fn an_open_save_does_not_wait_for_a_rank_that_has_ended() {
+    let mut leader = new(true);
+    leader.handle(wants(20, Cause::Preemption), at(0)).unwrap();
+    answer(&mut leader, 1, (1, 1), Part::Idle, &[20]);
+    has_ended(&mut leader, &[], None, None);
+    assert_eq!(given_up(&mut leader), [20]);
+    assert!(leader.under_way().is_none());
 }

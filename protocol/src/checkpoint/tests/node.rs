@@ -337,3 +337,32 @@ fn slots_that_are_no_more_occupy_nothing() {
     assert_eq!(node.memory(), before / 2 + 6 * BYTES);
     seal(&mut node, 0, 7);
 }
+
+#[test]
+fn a_node_says_of_a_rank_that_has_ended_what_it_holds() {
+    let ended = |of: Settings, ends: u16| {
+        let mut node = new(of);
+        for (k, step) in [(0, 5), (1, 5), (1, 10)] {
+            seal(&mut node, k, step);
+        }
+        node.handle(NodeEvent::WorkerEnded { k: ends }, at(0))
+            .unwrap();
+        let said = drain(|| node.poll_effect()).into_iter().rev();
+        let mut said = said.filter_map(|e| match e {
+            NodeEffect::Send(said) => Some(said),
+            _ => None,
+        });
+        said.next().and_then(|said| said.ended)
+    };
+    let of = settings(0, 2);
+    let lacks = ended(of, 0).unwrap();
+    assert_eq!((lacks.newest, lacks.beside), (Some(5), Some(10)));
+    let holds = ended(of, 1).unwrap();
+    assert_eq!((holds.newest, holds.beside), (Some(10), Some(10)));
+    // Those that leave a save out wait for nobody.
+    let skips = Settings {
+        busy: Busy::Skip,
+        ..of
+    };
+    assert_eq!(ended(skips, 0), None);
+}

@@ -77,9 +77,14 @@ impl Saving {
 
     /// Lines about that on the console since this was asked last; a node that cannot write says so, too.
     fn shown(&mut self) -> usize {
+        self.says("is given up")
+    }
+
+    /// Lines with these words on the console since this was asked last.
+    fn says(&mut self, what: &str) -> usize {
         let told = std::mem::take(&mut self.alone.told);
         let tells = |f: &&ToLauncher| match f {
-            ToLauncher::Save(SaveAsk::Tell { text }) => text.contains("is given up"),
+            ToLauncher::Save(SaveAsk::Tell { text }) => text.contains(what),
             _ => false,
         };
         told.iter().filter(tells).count()
@@ -148,4 +153,16 @@ fn a_job_whose_ranks_saved_other_steps_last_says_so() {
     job.seals(10);
     job.alone.pass(Span::from_secs(1));
     assert_eq!(job.finishes(), UNSAVED);
+}
+
+#[test]
+fn a_disk_that_is_full_is_said_once() {
+    let mut saving = Saving::new();
+    saving.fails(10, "no room: 4 KiB are left");
+    assert_eq!(saving.says("could not be written"), 1);
+    saving.fails(20, "no room: 3 KiB are left");
+    saving.fails(30, "no room: 2 KiB are left");
+    assert_eq!(saving.says("could not be written"), 0);
+    saving.fails(40, "the file system is read-only");
+    assert_eq!(saving.says("could not be written"), 1);
 }

@@ -4,7 +4,8 @@
 
 WHAT is how they differ: `layer`: rank 1 has a layer more; `branch`: each trains another branch, so that its optimizer has state for other
 parameters of equal size; `experts`: tensors of the same names and shapes with other values; `parts`: the same as shards; `buffers`:
-only in what a model does not train, and in random numbers, which is as it should be. Says what each rank begins with.
+only in what a model does not train, and in random numbers, which is as it should be; `leaves`: rank 1 ends with 0 in step 8. Says what each
+rank begins with.
 """
 
 import os
@@ -41,7 +42,9 @@ def main():
     job = muster.init(model=model, optimizer=optimizer, state=state, save_every=SAVE_EVERY)
     print(f"rank {RANK} begins at {job.start} with {expert[0, 0].item()}", flush=True)
     # Each rank's own end of training, of which the others do not know.
-    for _ in job.steps(STEPS + RANK if WHAT == "ends" else STEPS):
+    for step in job.steps(STEPS + RANK if WHAT == "ends" else STEPS):
+        if WHAT == "leaves" and RANK == 1 and step == 8:
+            sys.exit(0)
         optimizer.zero_grad()
         if WHAT == "branch":
             model[RANK](torch.ones(2, 8)).sum().backward()

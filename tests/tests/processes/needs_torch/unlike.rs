@@ -52,7 +52,20 @@ fn ranks_that_end_at_other_steps_do_not_end_well() {
     let mut bed = job(&store, "ends", 25, 10);
     bed.run(0, 0);
     assert_eq!(bed.ended(0), Some(UNSAVED), "{}", bed.said(0));
-    assert_eq!(shown(&bed.said(0), "not every rank had saved that step"), 1);
+    assert_eq!(shown(&bed.said(0), "rank 0 has ended with 0"), 2);
+}
+
+/// The others do not wait for a free slot without end: what they have sealed since is let go.
+#[test]
+fn a_rank_that_ends_in_mid_training_holds_up_no_other() {
+    let store = tempfile::tempdir().unwrap();
+    let mut bed = job(&store, "leaves", 30, 5);
+    bed.run(0, 0);
+    assert_eq!(bed.ended(0), Some(UNSAVED), "{}", bed.said(0));
+    // It says so itself, the first save that is given up does, and the end.
+    let said = bed.said(0);
+    assert_eq!(shown(&said, "rank 1 has ended with 0"), 3, "{said}");
+    assert_eq!(checkpoints(&store), 1);
 }
 
 #[test]

@@ -173,6 +173,8 @@ pub struct Saves {
     /// Had slots, and has none. That is said on each link, as what the others have is: the word may have been lost with
     /// the link before, and the agent would hold memory that nobody uses.
     gone: BTreeSet<u16>,
+    /// Their workers have ended with 0 by themselves. That is said on each link, too.
+    ended: BTreeSet<u16>,
     /// Slots that are being made, and for which ask.
     making: BTreeMap<u16, Ask>,
     generations: Vec<Generation>,
@@ -204,6 +206,7 @@ impl Saves {
             budget,
             ranks: BTreeMap::new(),
             gone: BTreeSet::new(),
+            ended: BTreeSet::new(),
             making: BTreeMap::new(),
             generations: Vec::new(),
             writing: BTreeMap::new(),
@@ -227,6 +230,7 @@ impl Saves {
 
     /// A generation's workers start.
     pub fn begins(&mut self, start: &Start) {
+        self.ended.clear();
         if let Some(replicas) = &mut self.replicas {
             replicas.begins(start);
         }
@@ -253,6 +257,12 @@ impl Saves {
         self.ranks.iter().map(slots).collect()
     }
 
+    /// A worker has ended with 0 by itself.
+    pub fn ended(&mut self, k: u16) -> Option<SaveNews> {
+        let has_slots = self.ranks.contains_key(&k);
+        (has_slots && self.ended.insert(k)).then_some(SaveNews::WorkerEnded { k })
+    }
+
     /// All that the agent is to know, on a new link.
     pub fn link_up(&mut self) -> Vec<SaveNews> {
         self.parts = None;
@@ -261,7 +271,8 @@ impl Saves {
         let gone = self.gone.iter().map(|k| SaveNews::SlotsGone { k: *k });
         let some = self.standing != replicas::Standing::default();
         let standing = some.then(|| self.standing.news());
-        let all = gone.chain(self.slots()).chain(kept);
+        let ended = self.ended.iter().map(|k| SaveNews::WorkerEnded { k: *k });
+        let all = gone.chain(self.slots()).chain(ended).chain(kept);
         all.chain(standing).collect()
     }
 
