@@ -447,6 +447,8 @@ pub struct Ticket {
     pub unreachable: Vec<NodeId>,
     /// For so long, in milliseconds, somebody of the life before may still be training.
     pub held_ms: u32,
+    /// For so long, in milliseconds, the launcher has been here.
+    pub waited_ms: u32,
 }
 
 /// Why a ticket has not become a membership yet.

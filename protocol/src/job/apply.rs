@@ -325,6 +325,7 @@ impl Job {
             unreachable: self.unlinked(ctx),
             // For a generation that runs, its leader waits.
             held_ms: self.live().map_or_else(|| self.held_ms(ctx), |_| 0),
+            waited_ms: u32::try_from(ctx.now.since(local.since).as_millis()).unwrap_or(u32::MAX),
         })
     }
 

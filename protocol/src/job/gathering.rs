@@ -15,6 +15,8 @@ pub(super) struct Held {
     pub(super) ticket: Ticket,
     pub(super) first: Time,
     pub(super) renewed: Time,
+    /// Since when its launcher has waited, here or elsewhere.
+    waits_since: Time,
 }
 
 /// The tickets that came here.
@@ -57,6 +59,14 @@ impl Gathering {
         let here = self.tickets.get(&member.node);
         let next = here.is_some_and(|h| h.ticket.member.state == member.state);
         next || self.node_of(member.launcher).is_some()
+    }
+
+    /// The launcher that has waited longest. It decides on the flags, not the one that came here first: all of them
+    /// come anew where another agent takes over.
+    fn oldest(&self) -> Option<&Held> {
+        let node = |h: &Held| h.ticket.member.node;
+        let tickets = self.tickets.values();
+        tickets.min_by_key(|h| (h.waits_since, node(h)))
     }
 
     /// When the first ticket that is still held came.
@@ -113,22 +123,44 @@ impl Job {
         let known = self.gathering.tickets.get(&from);
         let again = known.filter(|h| h.ticket.member.launcher == ticket.member.launcher);
         let (first, new) = (again.map_or(ctx.now, |h| h.first), again.is_none());
-        if let Some(why) = self.refusal(ctx, &ticket, first) {
-            self.gathering.tickets.remove(&from);
-            self.send(ctx, from, JobMessage::TicketRefused { launcher, why });
-            return;
-        }
-        if new {
-            self.gathering.last_new = ctx.now;
-        }
+        let waited = Span::from_millis(ticket.waited_ms.into());
+        let came = Time(ctx.now.0.saturating_sub(waited.0));
         let held = Held {
+            waits_since: again.map_or(came, |h| h.waits_since),
             ticket,
             first,
             renewed: ctx.now,
         };
+        if let Some(why) = self.refusal(ctx, &held) {
+            return self.refuse(ctx, from, launcher, why);
+        }
+        if new {
+            self.gathering.last_new = ctx.now;
+        }
         self.pass_on(ctx, &held.ticket);
         self.gathering.tickets.insert(from, held);
+        let is_oldest = |h: &Held| h.ticket.member.launcher == launcher;
+        if new && self.gathering.oldest().is_some_and(is_oldest) {
+            self.refuse_unlike(ctx);
+        }
         self.answer_ticket(ctx, from, new);
+    }
+
+    fn refuse(&mut self, ctx: &Ctx<'_>, node: NodeId, launcher: LauncherId, why: String) {
+        self.gathering.tickets.remove(&node);
+        self.send(ctx, node, JobMessage::TicketRefused { launcher, why });
+    }
+
+    /// The launcher that has waited longest came last: those that came here before it have to agree with it.
+    fn refuse_unlike(&mut self, ctx: &Ctx<'_>) {
+        let tickets = self.gathering.tickets.iter();
+        let refused = tickets.filter_map(|(node, held)| {
+            let why = self.refusal(ctx, held)?;
+            Some((*node, held.ticket.member.launcher, why))
+        });
+        for (node, launcher, why) in refused.collect::<Vec<_>>() {
+            self.refuse(ctx, node, launcher, why);
+        }
     }
 
     pub(super) fn acknowledge(
@@ -147,8 +179,9 @@ impl Job {
         self.send(ctx, to, body);
     }
 
-    /// Why a ticket, the first of whose launcher came at `first`, can never lead to membership.
-    fn refusal(&self, ctx: &Ctx<'_>, ticket: &Ticket, first: Time) -> Option<String> {
+    /// Why a ticket can never lead to membership.
+    fn refusal(&self, ctx: &Ctx<'_>, held: &Held) -> Option<String> {
+        let (ticket, first) = (&held.ticket, held.first);
         let member = &ticket.member;
         if let Some(why) = self.is_unfit(member.node, member.launcher) {
             return Some(why.to_owned());
@@ -176,12 +209,13 @@ impl Job {
         let (spec, store, where_) = match led {
             Some(record) => (&record.spec, shared, "the running job"),
             None => {
-                let first = self.gathering.tickets.values().min_by_key(|h| h.first)?;
-                if first.ticket.member.node == ticket.member.node {
+                let oldest = self.gathering.oldest()?;
+                let is_older = oldest.waits_since <= held.waits_since;
+                if oldest.ticket.member.node == ticket.member.node || !is_older {
                     return None;
                 }
-                let first = &first.ticket;
-                (&first.spec, first.store, first.host.as_str())
+                let oldest = &oldest.ticket;
+                (&oldest.spec, oldest.store, oldest.host.as_str())
             }
         };
         let mut differences = ticket.spec.differences(spec);

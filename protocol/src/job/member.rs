@@ -37,6 +37,8 @@ pub(super) struct Local {
     /// It has not answered for so long that it is stopped or blocked: what people are told of it.
     pub(super) unresponsive: Option<String>,
     pub(super) reg: Register,
+    /// When it came.
+    pub(super) since: Time,
     pub(super) store: Option<StoreUuid>,
     pub(super) master_port: u16,
     /// The generation whose workers it was last told to start.
@@ -236,6 +238,7 @@ impl Job {
                 unanswered: None,
                 unresponsive: None,
                 reg,
+                since: ctx.now,
                 store,
                 master_port: 0,
                 running,

@@ -54,6 +54,7 @@ pub fn job_messages() -> Vec<JobMessage> {
             host: "node2".into(),
             command: "python train.py".into(),
             held_ms: 1_500,
+            waited_ms: 2_500,
             unreachable: vec![node(3)],
         })),
         JobMessage::Voters {

@@ -86,6 +86,7 @@ fn a_witness_that_decides_says_so() {
         command: String::new(),
         unreachable: Vec::new(),
         held_ms: 0,
+        waited_ms: 0,
     };
     s.hears(3, JobMessage::Ticket(Box::new(ticket)));
     let parent = r.digest();

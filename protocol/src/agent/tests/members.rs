@@ -91,6 +91,7 @@ fn a_spare_does_not_take_the_place_of_a_node_whose_agent_restarts() {
         command: String::new(),
         unreachable: Vec::new(),
         held_ms: 0,
+        waited_ms: 0,
     };
     let asks = |s: &mut Scripted| {
         s.hears(3, JobMessage::Ticket(Box::new(ticket.clone())));
@@ -280,6 +281,7 @@ fn a_newcomer_waits_while_the_agent_of_a_member_restarts() {
             command: String::new(),
             unreachable: Vec::new(),
             held_ms: 0,
+            waited_ms: 0,
         };
         s.hears(3, JobMessage::Ticket(Box::new(ticket)));
         s.pass(Span::from_secs(1));

@@ -93,6 +93,7 @@ pub(super) fn ticket(k: usize, spec: &JobSpec, store: Option<StoreUuid>) -> JobM
         command: String::new(),
         unreachable: Vec::new(),
         held_ms: 0,
+        waited_ms: 0,
     }))
 }
 
@@ -147,6 +148,38 @@ fn a_launcher_with_a_store_is_refused_by_a_job_that_has_none() {
         assert!(!refused(&mut s, 3, &spec, first));
         assert!(refused(&mut s, 4, &spec, second), "{first:?} {second:?}");
         assert!(!refused(&mut s, 4, &spec, first));
+    }
+}
+
+/// Where another agent takes over, all tickets come to it anew, in whatever order.
+#[test]
+fn the_launcher_that_has_waited_longest_decides_on_the_flags() {
+    let spec = |max_restarts| JobSpec {
+        min_nodes: 4,
+        max_nodes: 4,
+        max_restarts,
+        ..JobSpec::default()
+    };
+    let waited = |k, max_restarts, ms| match ticket(k, &spec(max_restarts), None) {
+        JobMessage::Ticket(mut ticket) => {
+            ticket.waited_ms = ms;
+            JobMessage::Ticket(ticket)
+        }
+        other => panic!("{other:?}"),
+    };
+    let come = [(3, 0, 8_000), (4, 0, 9_000), (5, 5, 1_000)];
+    for order in [[0, 1, 2], [0, 2, 1], [2, 0, 1], [2, 1, 0], [1, 2, 0]] {
+        let mut s = Scripted::new(config(0, 2), Vec::new());
+        (3..6).for_each(|i| s.peer(i));
+        for i in order {
+            let (k, max_restarts, ms) = come[i];
+            s.hears(k, waited(k, max_restarts, ms));
+        }
+        let refused = s.sent.iter().filter_map(|(to, body)| match body {
+            JobMessage::TicketRefused { .. } => Some(*to),
+            _ => None,
+        });
+        assert_eq!(refused.collect::<Vec<_>>(), [node(5)], "{order:?}");
     }
 }
 
@@ -605,6 +638,7 @@ fn whoever_proposes_a_birth_after_an_earlier_end_takes_up_the_later_one_at_once(
             command: String::new(),
             unreachable: Vec::new(),
             held_ms: 0,
+            waited_ms: 0,
         };
         s.hears(1, JobMessage::Ticket(Box::new(ticket)));
         s.pass(Span::from_millis(10));
