@@ -196,7 +196,7 @@ pub struct ToLeader {
     pub sealed: Vec<u64>,
     /// A step that a local rank has no free slot for.
     pub busy: Option<u64>,
-    /// The local rank that saved least of those that have ended with 0, while others may train on.
+    /// The local rank with the oldest copies of those that have ended with 0, while others may train on.
     pub ended: Option<Ended>,
     pub part: Part,
 }

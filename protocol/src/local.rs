@@ -270,6 +270,8 @@ pub struct Register {
     pub place: Place,
     /// The generation whose workers run here, when the launcher comes back to an agent.
     pub running: Option<Digest>,
+    /// Milliseconds since it had an agent first.
+    pub waited_ms: u32,
     /// The newest generation that it was told to start. It has heard no end of the life that this is of.
     pub began: Option<Box<Began>>,
     /// The life of the job that it takes part in, by [`ToLauncher::Life`].

@@ -124,7 +124,8 @@ pub struct Advert {
     pub belongs: bool,
     /// No launcher of it is left, as the sender sees it: it leads it, or nobody can.
     pub deserted: bool,
-    /// No worker of it runs: all its launchers are gone.
+    /// The sender is a member, and takes all its launchers for dead: its own, and those of others by their agents'
+    /// words, or as its failure detector found them.
     pub left_behind: bool,
     /// Its workers had been started, as far as the sender knows: then nothing runs of a generation before it.
     pub started: bool,
@@ -447,7 +448,7 @@ pub struct Ticket {
     pub unreachable: Vec<NodeId>,
     /// For so long, in milliseconds, somebody of the life before may still be training.
     pub held_ms: u32,
-    /// For so long, in milliseconds, the launcher has been here.
+    /// For so long, in milliseconds, the launcher has waited.
     pub waited_ms: u32,
 }
 

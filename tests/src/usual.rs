@@ -51,6 +51,7 @@ pub fn register(launcher: LauncherId, job: &str, spec: JobSpec, addr: IpAddr) ->
         addrs: vec![addr],
         place: Place::default(),
         running: None,
+        waited_ms: 0,
         began: None,
         lineage: None,
         gate: None,

@@ -56,6 +56,7 @@ fn run(owner: u8, store: &mut BTreeMap<u64, Vec<u8>>) -> ToLauncher {
         addrs: vec![here],
         place: Place::default(),
         running: None,
+        waited_ms: 0,
         began: None,
         lineage: None,
         gate: None,

@@ -147,6 +147,7 @@ impl World {
             pid: 1,
             command: String::new(),
             log_dir: None,
+            waited_ms: 0,
             began: None,
             lineage: None,
             gate: None,

@@ -27,6 +27,9 @@ enum Lost {
     /// All are killed. The agents of the first ones have lost their state, and come back as other nodes if at all; the
     /// others are back at once.
     Replaced(usize),
+    /// The first is killed, and its agent back at once; to it the second has the address of a host that refuses, and
+    /// trains on.
+    OneElsewhere,
 }
 
 fn setup(seed: u64, lost: Lost, min_nodes: u16) -> Setup {
@@ -70,6 +73,20 @@ fn setup(seed: u64, lost: Lost, min_nodes: u16) -> Setup {
             };
             (LOST, fault)
         })),
+        Lost::OneElsewhere => {
+            let back = Fault::NodeCrash {
+                node: 0,
+                down: 500 * MS,
+                new_disk: false,
+                relaunch: false,
+            };
+            let cut = Fault::CutBoth {
+                a: 0,
+                b: 1,
+                for_ns: 1_000 * SEC,
+            };
+            faults.extend([(LOST, back), (LOST, cut)]);
+        }
         Lost::Elsewhere => {
             let fault = Fault::Partition {
                 side: 0b11,
@@ -82,7 +99,7 @@ fn setup(seed: u64, lost: Lost, min_nodes: u16) -> Setup {
     Setup {
         store: true,
         commit_every: SEC,
-        namesakes: lost == Lost::Elsewhere,
+        namesakes: matches!(lost, Lost::Elsewhere | Lost::OneElsewhere),
         times: Times {
             agent_grace: 10 * SEC,
             orphan_after: 12 * SEC,
@@ -157,6 +174,30 @@ fn where_some_agents_are_back_and_some_replaced_others_go_on_at_once() {
                 let which = (seed, replaced, min_nodes);
                 assert!(!starts.iter().any(late), "{which:?}: {starts:?}");
             }
+        }
+    }
+}
+
+/// The agent of the first takes the second for dead; that of the second knows better. No two groups train (I11).
+#[test]
+fn a_member_that_trains_is_not_taken_over_on_anothers_word() {
+    for seed in 0..40 {
+        for came_after in [100 * MS, 400 * MS, 900 * MS, 2 * SEC] {
+            let mut setup = setup(seed, Lost::OneElsewhere, 1);
+            let back = LOST + 500 * MS;
+            for (node, n) in setup.nodes.iter_mut().enumerate().skip(2) {
+                n.agent_at = SEC * node as u64;
+            }
+            for (at, fault) in &mut setup.faults {
+                if matches!(fault, Fault::LateJoin { .. }) {
+                    *at = back + came_after;
+                }
+            }
+            setup.faults.sort_by_key(|(at, _)| *at);
+            let mut conductor = Conductor::new(setup);
+            conductor.relaunches = false;
+            let ran = conductor.run();
+            assert!(ran.is_ok(), "seed {seed}, {came_after}: {ran:?}");
         }
     }
 }

@@ -326,7 +326,13 @@ impl Node {
             None if job.launcher().is_none() && !job.gathers() && !begins => {
                 json!({ "kind": "elsewhere" })
             }
-            None => json!({ "kind": "forming" }),
+            None => match job.runs_elsewhere(self.core.peers()) {
+                Some(said) => json!({
+                    "kind": "runs", "generation": said.number, "digest": said.digest.hex(),
+                    "leader": said.leader.map(|n| n.hex()),
+                }),
+                None => json!({ "kind": "forming" }),
+            },
         };
         if let Some(there) = job.waits_with().filter(|_| job.is_live()) {
             row["kind"] = json!("waits");

@@ -145,6 +145,7 @@ pub(super) fn registers(i: usize, spec: JobSpec) -> Register {
         addrs: vec![HERE],
         place: Place::default(),
         running: None,
+        waited_ms: 0,
         began: None,
         lineage: None,
         gate: None,

@@ -4,7 +4,7 @@
 
 mod state;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -114,6 +114,8 @@ pub enum Event {
     WorkerEnded {
         k: u16,
     },
+    /// The generation's workers were started once more.
+    WorkersAnew,
     /// The launcher is gone, and all workers with it.
     LauncherGone,
     /// Another generation was decided, or the job is over.
@@ -239,6 +241,8 @@ pub struct Node {
     generation: Digest,
     settings: Settings,
     ranks: BTreeMap<u16, Rank>,
+    /// Ranks whose processes have ended with 0, with slots or not.
+    without_worker: BTreeSet<u16>,
     /// The newest word of the leader.
     heard: Option<ToNode>,
     durable: NodeState,
@@ -264,6 +268,7 @@ impl Node {
             generation,
             settings,
             ranks: BTreeMap::new(),
+            without_worker: BTreeSet::new(),
             heard: None,
             durable: NodeState {
                 prepared: durable.prepared.filter(ours),
@@ -373,7 +378,11 @@ impl Node {
             Event::Leader(message) => self.leader(message)?,
             Event::SlotsGone { k } => drop(self.ranks.remove(&k)),
             Event::WorkerGone { k } => self.torn(|at| at == k),
-            Event::WorkerEnded { k } => self.rank(k)?.ended = true,
+            Event::WorkerEnded { k } if k < self.settings.ranks => {
+                self.without_worker.insert(k);
+            }
+            Event::WorkerEnded { .. } => {}
+            Event::WorkersAnew => self.without_worker.clear(),
             Event::LauncherGone => {
                 self.torn(|_| true);
                 self.let_live(now);
@@ -458,7 +467,6 @@ impl Node {
             slots: [Slot::Free, Slot::Free],
             wants: None,
             skipped: None,
-            ended: false,
         });
         let writes = |s: &Slot| matches!(s, Slot::Writing { .. } | Slot::Durable { .. });
         for (known, found) in of_rank.slots.iter_mut().zip(slots) {

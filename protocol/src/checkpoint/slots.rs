@@ -155,8 +155,6 @@ pub(super) struct Rank {
     pub(super) wants: Option<u64>,
     /// The newest step that it left out.
     pub(super) skipped: Option<u64>,
-    /// Its process has ended with 0.
-    pub(super) ended: bool,
 }
 
 impl Rank {

@@ -145,6 +145,7 @@ impl Alone {
             addrs: vec![IpAddr::V4(Ipv4Addr::LOCALHOST)],
             place: Place::default(),
             running,
+            waited_ms: 0,
             began: None,
             lineage: None,
             gate,

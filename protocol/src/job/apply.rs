@@ -325,7 +325,8 @@ impl Job {
             unreachable: self.unlinked(ctx),
             // For a generation that runs, its leader waits.
             held_ms: self.live().map_or_else(|| self.held_ms(ctx), |_| 0),
-            waited_ms: u32::try_from(ctx.now.since(local.since).as_millis()).unwrap_or(u32::MAX),
+            waited_ms: u32::try_from(ctx.now.since(local.waits_since).as_millis())
+                .unwrap_or(u32::MAX),
         })
     }
 
@@ -452,7 +453,10 @@ impl Job {
         launcher: LauncherId,
         why: String,
     ) {
-        if self.launcher() != Some(launcher) || self.is_member(ctx) {
+        // The birth to which this agent is bound may still be decided.
+        let bound = self.durable.bound.as_ref();
+        let bound = bound.is_some_and(|b| b.members.iter().any(|m| m.launcher == launcher));
+        if self.launcher() != Some(launcher) || self.is_member(ctx) || bound {
             return;
         }
         self.part(ToLauncher::Refused { reason: why });

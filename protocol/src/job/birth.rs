@@ -141,8 +141,13 @@ impl Job {
         {
             return self.wake_at(at, "a birth without a claim");
         }
+        let fault = first.first;
+        // Some of those that waited in the life before may have asked for another specification.
+        if self.refuse_unlike(ctx) {
+            return;
+        }
         self.phases = crate::agent::Phases {
-            fault: first.first,
+            fault,
             detected: now,
             ..Default::default()
         };

@@ -1,9 +1,11 @@
 //! A job that no launcher takes part in any more: all were killed. It is kept for those that come back,
 //! and ends after a while, or by a person's word, or when a start asks for another specification.
 
+use std::collections::BTreeMap;
+
 use super::plan::Assessment;
 use super::store::differs;
-use super::{Ctx, Job};
+use super::{Ctx, Head, Job};
 use crate::ids::{Digest, NodeId};
 use crate::peers::{Peers, View};
 use crate::record::{Arbiter, Member, Record};
@@ -49,12 +51,18 @@ impl Job {
 
     /// Whether others say that the job goes on, or begins, after the end that is known here.
     pub fn has_next(&self, peers: &Peers) -> bool {
-        let over = |a: &Advert| self.durable.has_ended(a.lineage);
-        let mut told = self
-            .adverts(peers)
-            .filter(|(_, a)| a.is_gathering() || a.belongs && !over(a));
-        self.live().is_none()
-            && told.any(|(_, a)| self.head.as_ref().is_none_or(|h| h.lineage() != a.lineage))
+        let gathering = |(_, a): (NodeId, &Advert)| a.is_gathering();
+        let begins = self.live().is_none() && self.adverts(peers).any(gathering);
+        begins || self.runs_elsewhere(peers).is_some()
+    }
+
+    /// The word of others on a generation that runs after all that is known here.
+    pub fn runs_elsewhere<'a>(&'a self, peers: &'a Peers) -> Option<&'a Advert> {
+        let here = self.head.as_ref().map(Head::lineage);
+        let next =
+            |a: &Advert| a.belongs && !self.durable.has_ended(a.lineage) && here != Some(a.lineage);
+        let mut told = self.adverts(peers).filter(|_| self.live().is_none());
+        told.find_map(|(_, a)| next(a).then_some(a))
     }
 
     /// The adverts of this job by connected agents.
@@ -101,8 +109,8 @@ impl Job {
             && self.is_storeless_but(me, |m| peers.lost(m.node) == Some(true))
     }
 
-    /// Whether workers of the head had been started, so that the start had waited for everybody who was dropped (R16);
-    /// or their leader, which may have been started anew since, would wait for nobody.
+    /// Whether workers of the head had been started, or would have been at once: their start had waited for everybody
+    /// who was dropped (R16).
     pub(crate) fn had_started(&self, me: NodeId) -> bool {
         let Some(head) = self.live() else {
             return false;
@@ -115,13 +123,31 @@ impl Job {
         started || head.record.leader() == Some(me) && !self.waits_for_leases()
     }
 
-    /// Whether one of its agents says of this generation that nobody of it is left ([`Job::is_left_behind`]).
-    pub(super) fn was_left_behind(&self, peers: &Peers, generation: Digest) -> bool {
-        let mut told = self.adverts(peers);
-        told.any(|(_, a)| a.digest == generation && a.left_behind)
+    /// Whether its agents that are there say of this generation that nobody of it is left ([`Job::is_left_behind`]):
+    /// each of these `members` whose agent is there, for it knows of its own launcher.
+    pub(super) fn was_left_behind(
+        &self,
+        peers: &Peers,
+        generation: Digest,
+        members: &[Member],
+    ) -> bool {
+        let of = |(_, a): &(NodeId, &Advert)| a.digest == generation && a.belongs;
+        let told: BTreeMap<NodeId, bool> = self
+            .adverts(peers)
+            .filter(of)
+            .map(|(node, a)| (node, a.left_behind))
+            .collect();
+        let is_there = |m: &&Member| {
+            let peer = peers.get(m.node).filter(|p| p.connected);
+            peer.is_some_and(|p| !p.has_lost(m.state))
+        };
+        let mut there = members.iter().filter(is_there);
+        !told.is_empty()
+            && told.values().all(|left| *left)
+            && there.all(|m| told.contains_key(&m.node))
     }
 
-    /// Whether one of its agents says so of workers of this generation ([`Job::had_started`]).
+    /// Whether one of its agents says that workers of this generation had been started ([`Job::had_started`]).
     pub(super) fn was_started(&self, peers: &Peers, generation: Digest) -> bool {
         let mut told = self.adverts(peers);
         told.any(|(_, a)| a.digest == generation && a.started)

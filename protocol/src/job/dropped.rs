@@ -66,8 +66,8 @@ impl Job {
         }
         let taken = self.took_over.filter(|t| t.from == record.parent);
         let peers = ctx.peers.all;
-        let left =
-            self.was_left_behind(peers, record.parent) && self.was_started(peers, record.parent);
+        let left = self.was_left_behind(peers, record.parent, &[])
+            && self.was_started(peers, record.parent);
         let missed = !(knows || left || taken.is_some_and(|t| t.died));
         if missed && !record.kind.is_terminal() {
             // Who was dropped is not known here, nor whether their agents are there to end their workers.

@@ -123,8 +123,7 @@ impl Job {
         let known = self.gathering.tickets.get(&from);
         let again = known.filter(|h| h.ticket.member.launcher == ticket.member.launcher);
         let (first, new) = (again.map_or(ctx.now, |h| h.first), again.is_none());
-        let waited = Span::from_millis(ticket.waited_ms.into());
-        let came = Time(ctx.now.0.saturating_sub(waited.0));
+        let came = ctx.now - Span::from_millis(ticket.waited_ms.into());
         let held = Held {
             waits_since: again.map_or(came, |h| h.waits_since),
             ticket,
@@ -140,7 +139,7 @@ impl Job {
         self.pass_on(ctx, &held.ticket);
         self.gathering.tickets.insert(from, held);
         let is_oldest = |h: &Held| h.ticket.member.launcher == launcher;
-        if new && self.gathering.oldest().is_some_and(is_oldest) {
+        if new && !self.is_proposing(ctx) && self.gathering.oldest().is_some_and(is_oldest) {
             self.refuse_unlike(ctx);
         }
         self.answer_ticket(ctx, from, new);
@@ -151,16 +150,26 @@ impl Job {
         self.send(ctx, node, JobMessage::TicketRefused { launcher, why });
     }
 
-    /// The launcher that has waited longest came last: those that came here before it have to agree with it.
-    fn refuse_unlike(&mut self, ctx: &Ctx<'_>) {
+    /// Whether a first generation of launchers that wait here may be decided: none of them can be refused any more.
+    fn is_proposing(&self, ctx: &Ctx<'_>) -> bool {
+        let asked = self.births.claim_asked;
+        self.births.under_way.is_some() || asked.is_some_and(|at| ctx.now < at + REPEAT)
+    }
+
+    /// The launcher that has waited longest came last: those that came here before it have to agree with it. Whether
+    /// some did not.
+    pub(super) fn refuse_unlike(&mut self, ctx: &Ctx<'_>) -> bool {
         let tickets = self.gathering.tickets.iter();
         let refused = tickets.filter_map(|(node, held)| {
             let why = self.refusal(ctx, held)?;
             Some((*node, held.ticket.member.launcher, why))
         });
-        for (node, launcher, why) in refused.collect::<Vec<_>>() {
+        let refused: Vec<_> = refused.collect();
+        let some = !refused.is_empty();
+        for (node, launcher, why) in refused {
             self.refuse(ctx, node, launcher, why);
         }
+        some
     }
 
     pub(super) fn acknowledge(
@@ -210,7 +219,7 @@ impl Job {
             Some(record) => (&record.spec, shared, "the running job"),
             None => {
                 let oldest = self.gathering.oldest()?;
-                let is_older = oldest.waits_since <= held.waits_since;
+                let is_older = oldest.waits_since <= held.waits_since || self.is_proposing(ctx);
                 if oldest.ticket.member.node == ticket.member.node || !is_older {
                     return None;
                 }

@@ -40,6 +40,11 @@ impl Reason {
 }
 
 impl Lost {
+    /// A save was committed: what hinders the next one is news.
+    pub(super) fn has_room(&mut self) {
+        (self.shown, self.failed) = (Reason::default(), Reason::default());
+    }
+
     fn newest_of(&self, generation: Digest) -> Option<u64> {
         let newest = self.newest.as_ref().map(|(save, _)| save);
         let ours = newest.filter(|save| save.generation == generation);

@@ -37,8 +37,9 @@ pub(super) struct Local {
     /// It has not answered for so long that it is stopped or blocked: what people are told of it.
     pub(super) unresponsive: Option<String>,
     pub(super) reg: Register,
-    /// When it came.
+    /// When it came here, and first to some run of its agent.
     pub(super) since: Time,
+    pub(super) waits_since: Time,
     pub(super) store: Option<StoreUuid>,
     pub(super) master_port: u16,
     /// The generation whose workers it was last told to start.
@@ -237,8 +238,9 @@ impl Job {
                 welcomed: ctx.now,
                 unanswered: None,
                 unresponsive: None,
-                reg,
                 since: ctx.now,
+                waits_since: ctx.now - Span::from_millis(reg.waited_ms.into()),
+                reg,
                 store,
                 master_port: 0,
                 running,
@@ -563,11 +565,14 @@ impl Job {
                 self.leave(ctx, Leave { grace_ms, reason });
             }
             ToAgent::Cancel => self.cancel_by_launcher(ctx),
-            ToAgent::Started { digest, attempt } => self.update(digest == head, |s| {
-                // New workers attach the runtime anew.
-                s.takes_stop_steps &= s.started >= Some(attempt);
-                s.started = s.started.max(Some(attempt));
-            }),
+            ToAgent::Started { digest, attempt } => {
+                self.start_again(ctx, digest, attempt);
+                self.update(digest == head, |s| {
+                    // New workers attach the runtime anew.
+                    s.takes_stop_steps &= s.started >= Some(attempt);
+                    s.started = s.started.max(Some(attempt));
+                });
+            }
             ToAgent::StartFailed {
                 digest,
                 attempt,

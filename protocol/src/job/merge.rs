@@ -287,9 +287,8 @@ impl Job {
     /// This node has no part in the group, as it was dropped or lost its disk, and all who could lead it live in
     /// another: there it asks to be let in.
     fn leave_without_part(&mut self, ctx: &mut Ctx<'_>, record: &Record) -> bool {
-        let part = self.is_member(ctx) || self.voting().is_none_or(|v| v.is_voter(ctx.voter()));
         let goes = record.arbiter == Arbiter::Members
-            && !part
+            && !self.has_part(ctx)
             && self.acting_leader(ctx, record).is_none()
             && self.first_there(ctx, record, |_| true).is_some();
         if goes {
@@ -297,6 +296,44 @@ impl Job {
             self.leave_group(ctx, mine, TO_ANOTHER_GROUP);
         }
         goes
+    }
+
+    /// Whether this node trains in the head, or votes on what follows it.
+    fn has_part(&self, ctx: &Ctx<'_>) -> bool {
+        self.is_member(ctx) || self.voting().is_none_or(|v| v.is_voter(ctx.voter()))
+    }
+
+    /// This node only knows of the group, in which its launcher does not wait, and nobody of it has been heard for as
+    /// long as a birth may take: the job begins here as it would on nodes that never heard of it.
+    fn leave_unheard(&mut self, ctx: &mut Ctx<'_>, record: &Record) -> bool {
+        let Some(due) = self.unheard_until(ctx, record) else {
+            return false;
+        };
+        if ctx.now < due {
+            self.wake_at(due, "a group of which nobody is heard");
+            return false;
+        }
+        let mine = self.head_digest();
+        let why = "nobody of this group is heard, and the job begins anew";
+        self.leave_group(ctx, mine, why);
+        true
+    }
+
+    /// When this node leaves a group of which nobody is heard; none where it has a part in it, or somebody is there.
+    fn unheard_until(&self, ctx: &Ctx<'_>, record: &Record) -> Option<Time> {
+        let local = self.local.as_ref().filter(|l| l.conn.is_some())?;
+        let head = self.live()?;
+        let waits_there = local.reg.lineage == Some(head.lineage());
+        if record.arbiter != Arbiter::Members || self.has_part(ctx) || waits_there {
+            return None;
+        }
+        let members = record.members.iter().map(|m| m.node);
+        let mut all = members.chain(head.voting().voters().map(|v| v.node));
+        let heard = all.try_fold(local.since, |heard, node| {
+            let seen = ctx.peers.get(node).map_or(Time::ZERO, |p| p.seen);
+            (!ctx.reachable(node)).then(|| heard.max(seen))
+        });
+        Some(heard? + ctx.cfg.birth_timeout)
     }
 
     /// Nothing runs here, and another group of the job is led, and has as many nodes as train at least. In either
@@ -414,6 +451,7 @@ impl Job {
         // Not the leader alone: it may be gone, and this group unable to decide another.
         if self.leave_without_voters(ctx, &record)
             || self.leave_without_part(ctx, &record)
+            || self.leave_unheard(ctx, &record)
             || self.leave_for_winner(ctx, &record)
             || self.leave_idle(ctx, &record)
             || self.leave_dead(ctx, &record)

@@ -72,9 +72,8 @@ impl Job {
         !self.is_member(ctx) && self.orphaned_in(ctx) == Some(Span::ZERO)
     }
 
-    /// How long the beacon and the log still have to stand still for what the log says is running: not at
-    /// all where all of its agents are there and one says that nothing of it is left; unknown while the beacon was not
-    /// read.
+    /// How long the beacon and the log still have to stand still for what the log says is running: not at all where
+    /// all of its agents are there, and say that nothing of it is left; unknown while the beacon was not read.
     pub(super) fn orphaned_in(&self, ctx: &Ctx<'_>) -> Option<Span> {
         let (last, digest) = self.log_runs()?;
         let died = self.has_died(ctx, last, digest);
@@ -93,7 +92,7 @@ impl Job {
     }
 
     /// Whether nobody trains any more for this generation, nor for those before: each of its launchers is known to
-    /// be dead, and with it its workers, or a member says so; and it has started, for which it had waited for everybody
+    /// be dead, and with it its workers, or its agents say so; and it has started, for which it had waited for everybody
     /// else.
     fn has_died(&self, ctx: &Ctx<'_>, record: &Record, digest: Digest) -> bool {
         let saved = self
@@ -110,7 +109,7 @@ impl Job {
             || self.was_started(ctx.peers.all, digest)
             || record.parent.is_zero();
         let are_dead = || Self::is_found(ctx, record) && record.members.iter().all(dead);
-        started && (self.was_left_behind(ctx.peers.all, digest) || are_dead())
+        started && (self.was_left_behind(ctx.peers.all, digest, &record.members) || are_dead())
     }
 
     /// Whether the addresses of its launchers lead to their hosts from here. A job of one node is on loopback.

@@ -134,7 +134,10 @@ impl Job {
                 NodeEvent::Sealed { slot, copy }
             }
             SaveNews::WorkerGone { k } => NodeEvent::WorkerGone { k },
-            SaveNews::WorkerEnded { k } => NodeEvent::WorkerEnded { k },
+            SaveNews::WorkerEnded { generation, .. } if generation != self.saves.generation => {
+                return;
+            }
+            SaveNews::WorkerEnded { k, .. } => NodeEvent::WorkerEnded { k },
             SaveNews::Progress {
                 slot,
                 attempt,
@@ -274,6 +277,7 @@ impl Job {
         let committed = matches!(message.stage, Stage::Over(SaveOutcome::Committed));
         if committed && self.saves.committed != Some(save) {
             self.saves.committed = Some(save);
+            self.lost.has_room();
             let Save {
                 generation, step, ..
             } = save;
@@ -284,6 +288,15 @@ impl Job {
 
     pub(super) fn on_save_answer(&mut self, ctx: &mut Ctx<'_>, from: NodeId, message: ToLeader) {
         self.at_saves_leader(ctx, LeaderEvent::Message { from, message });
+    }
+
+    /// Workers of this generation were started here: perhaps others, after an attempt that failed.
+    pub(super) fn start_again(&mut self, ctx: &mut Ctx<'_>, generation: Digest, attempt: u32) {
+        let before = self.member.as_ref().and_then(|m| m.status.started);
+        let again = before.is_some_and(|before| before < attempt);
+        if again && generation == self.saves.generation {
+            self.at_saves_node(ctx, NodeEvent::WorkersAnew);
+        }
     }
 
     /// The launcher here is connected, perhaps again. Of its slots it says by itself.

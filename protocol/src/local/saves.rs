@@ -43,8 +43,9 @@ pub enum SaveNews {
     WorkerGone {
         k: u16,
     },
-    /// The worker has ended with 0 by itself: it seals nothing any more. Said again on each link.
+    /// The worker of this generation has ended with 0 by itself: it seals nothing any more. Said again on each link.
     WorkerEnded {
+        generation: Digest,
         k: u16,
     },
     Progress {

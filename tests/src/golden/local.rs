@@ -29,6 +29,7 @@ pub fn to_agent() -> Vec<ToAgent> {
             ],
             place: Place::default(),
             running: Some(digest),
+            waited_ms: 2_500,
             began: Some(Box::new(Began {
                 lineage: digest,
                 digest,

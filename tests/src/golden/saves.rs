@@ -186,7 +186,10 @@ pub(super) fn news() -> Vec<SaveNews> {
         SaveNews::Sealed { slot, copy },
         SaveNews::SlotsGone { k: 1 },
         SaveNews::WorkerGone { k: 1 },
-        SaveNews::WorkerEnded { k: 1 },
+        SaveNews::WorkerEnded {
+            generation: digest(5),
+            k: 1,
+        },
         SaveNews::Progress {
             slot,
             attempt,

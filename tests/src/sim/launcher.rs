@@ -218,6 +218,7 @@ impl Launcher {
             addrs: vec![IpAddr::V4(Ipv4Addr::new(10, 0, 0, address))],
             place: Place::default(),
             running: None,
+            waited_ms: 0,
             began: None,
             lineage: None,
             gate: None,

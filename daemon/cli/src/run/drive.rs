@@ -340,6 +340,10 @@ impl Driver {
         {
             self.lapsed(digest, session);
         }
+        if !exits.is_empty() {
+            // Their last words may have come between the two.
+            self.look_at_slots();
+        }
         for (exit, acknowledged) in exits {
             // One that acknowledged its stop, or was ended, makes way for the next generation.
             if exit.code == 0 && !acknowledged && self.signalled.is_none() {

@@ -293,6 +293,7 @@ fn register(
         },
         place: plan.place,
         running: None,
+        waited_ms: 0,
         began: None,
         lineage: None,
         gate: None,

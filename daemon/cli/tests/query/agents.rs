@@ -184,6 +184,7 @@ pub(crate) fn registration(job: &str, nodes: (u16, u16)) -> Register {
         addrs: vec![[127, 0, 0, 1].into()],
         place: Place::default(),
         running: None,
+        waited_ms: 0,
         began: None,
         lineage: None,
         gate: None,

@@ -150,10 +150,12 @@ impl Session {
         self.send(frame);
     }
 
-    pub(super) fn link_up(&mut self) {
+    pub(super) fn link_up(&mut self, now: Time) {
         self.link = Link::Up;
         self.mute = false;
         let mut register = self.register.clone();
+        let since = *self.since.get_or_insert(now);
+        register.waited_ms = u32::try_from(now.since(since).as_millis()).unwrap_or(u32::MAX);
         let current = self.current.as_ref().filter(|c| !c.parked);
         register.running = current.map(|c| c.start.digest);
         let lineage = self.numbers.back().map(|(lineage, _)| *lineage);

@@ -259,6 +259,8 @@ impl Current {
 pub struct Session {
     /// As it is when nothing runs.
     register: Register,
+    /// When there was an agent first.
+    since: Option<Time>,
     port: Option<u16>,
     link: Link,
     /// Digests of accepted STARTs, oldest first.
@@ -319,6 +321,7 @@ impl Session {
     pub fn new(register: Register) -> Session {
         Session {
             register,
+            since: None,
             port: None,
             link: Link::Down,
             seen: VecDeque::new(),
@@ -407,7 +410,7 @@ impl Session {
 
     pub fn handle(&mut self, event: Event, now: Time) {
         match event {
-            Event::LinkUp => self.link_up(),
+            Event::LinkUp => self.link_up(now),
             Event::LinkDown => self.link_down(now),
             Event::Frame(frame) => self.frame(frame, now),
             Event::Verified {

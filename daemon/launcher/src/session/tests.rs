@@ -76,6 +76,7 @@ impl World {
             addrs: vec![LOCAL],
             place: Place::default(),
             running: None,
+            waited_ms: 0,
             began: None,
             lineage: None,
             gate: None,

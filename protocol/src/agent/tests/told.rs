@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use super::super::scripted::{
-    Scripted, config, holds, key, member, next, node, record, worker_exit,
+    Scripted, config, holds, key, member, next, node, record, registers, worker_exit,
 };
 use super::super::{ConnId, Event, Notice, Phases, Told};
 use super::members::{ghost, trains, trains_with, waits};
 use crate::ids::{Boot, Digest, NodeId, StoreUuid};
-use crate::local::{ToAgent, ToLauncher};
+use crate::local::{Register, ToAgent, ToLauncher};
 use crate::membership::Answer;
 use crate::record::{Cause, Kind, Record};
 use crate::spec::JobSpec;
@@ -181,6 +181,25 @@ fn the_launcher_that_has_waited_longest_decides_on_the_flags() {
         });
         assert_eq!(refused.collect::<Vec<_>>(), [node(5)], "{order:?}");
     }
+}
+
+/// Its agent was started anew meanwhile.
+#[test]
+fn a_ticket_says_how_long_its_launcher_has_waited_for_all_agents() {
+    let mut s = outside();
+    s.says(ToAgent::Register(Register {
+        waited_ms: 9_000,
+        ..registers(3, record(1, 2).spec)
+    }));
+    s.pass(Span::from_secs(1));
+    let tickets = s.sent.iter().filter_map(|(_, body)| match body {
+        JobMessage::Ticket(ticket) if ticket.member.launcher == member(3).launcher => {
+            Some(ticket.waited_ms)
+        }
+        _ => None,
+    });
+    let longest = tickets.max().unwrap_or(0);
+    assert!((9_900..=10_000).contains(&longest), "{longest}");
 }
 
 /// Ctrl-C as a job forms, whose end was voted on and not learnt by all; then all start it again. The votes make that

@@ -61,8 +61,8 @@ impl Leader {
         Ok(())
     }
 
-    /// A step that a rank has not sealed which has ended comes to nothing: the others' copies of it are let go, or they
-    /// would wait for a free slot without end.
+    /// A step that an ended rank has not sealed can never be whole: the others' copies of it are let go, or they would
+    /// wait for a free slot without end. What that rank has sealed comes first.
     fn give_up_behind_ended(&mut self, now: Time) {
         let step = match self.phase {
             Phase::Open => Some(self.state.save.step),
@@ -74,7 +74,8 @@ impl Leader {
         let durable = |n: &Heard| open && n.files.is_some();
         let ended = self.nodes.values().filter(|n| !durable(n));
         let mut ended = ended.filter_map(|n| n.ended);
-        let Some(Ended { rank, .. }) = ended.find(|e| e.newest < Some(step)) else {
+        let lacks = |e: &Ended| e.newest < Some(step) && (open || e.newest <= self.opened());
+        let Some(Ended { rank, .. }) = ended.find(lacks) else {
             return;
         };
         if !open {
@@ -84,7 +85,7 @@ impl Leader {
         self.give_up(GivenUp::RankEnded { rank }, now);
     }
 
-    /// The newest step of which all ranks of a node hold a sealed copy, or any rank of one where others have ended.
+    /// The newest step of which all ranks of a node hold a sealed copy, or any rank of a node where some rank has ended.
     fn newest_copy(&self) -> Option<u64> {
         let beside = |n: &Heard| n.ended.and_then(|ended| ended.beside);
         let of = |n: &Heard| n.sealed.last().copied().max(beside(n));

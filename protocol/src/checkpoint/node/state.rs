@@ -319,11 +319,14 @@ impl Node {
     /// A rank that has ended. Where ranks may leave saves out, nobody waits for it.
     fn ended(&self) -> Option<Ended> {
         let waits = self.settings.busy == Busy::Wait;
-        let newest = |r: &Rank| r.slots.iter().filter_map(Slot::copy).map(|c| c.step).max();
-        let ended = self.ranks.values().filter(|r| r.ended && waits);
-        let least = ended.min_by_key(|r| newest(r))?;
+        let newest = |k: &u16| {
+            let slots = self.ranks.get(k).into_iter().flat_map(|r| &r.slots);
+            slots.filter_map(Slot::copy).map(|c| c.step).max()
+        };
+        let ended = self.without_worker.iter().filter(|_| waits);
+        let least = ended.min_by_key(|k| newest(k))?;
         Some(Ended {
-            rank: least.rank,
+            rank: self.settings.first + u32::from(*least),
             newest: newest(least),
             beside: self.newest_sealed(),
         })

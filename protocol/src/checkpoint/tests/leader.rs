@@ -440,7 +440,7 @@ fn steps_that_an_ended_rank_has_not_sealed_are_given_up() {
     let mut leader = new(true);
     answer(&mut leader, 1, (0, 0), Part::Idle, &[10, 15]);
     assert_eq!(given_up(&mut leader), [0; 0]);
-    has_ended(&mut leader, &[10], Some(10), Some(10));
+    has_ended(&mut leader, &[], None, None);
     assert_eq!(given_up(&mut leader), [15]);
     // It holds all that anybody does.
     let mut leader = new(true);
@@ -457,7 +457,21 @@ fn steps_that_an_ended_rank_has_not_sealed_are_given_up() {
     let mut leader = new(true);
     has_ended(&mut leader, &[], None, Some(10));
     assert_eq!(given_up(&mut leader), [10]);
+    // What it has sealed is saved first, though somebody holds a newer step.
+    let mut leader = new(true);
+    has_ended(&mut leader, &[10], Some(10), Some(10));
+    answer(&mut leader, 1, (0, 0), Part::Idle, &[10, 15]);
+    assert_eq!(given_up(&mut leader), [0; 0]);
+    assert_eq!(leader.sealed(), Some(10));
+    leader.handle(wants(10, Cause::Steps), at(10)).unwrap();
+    leader.handle_timeout(at(60_000));
+    assert!(leader.under_way().is_none());
+    answer(&mut leader, 1, (1, 2), Part::Idle, &[10, 15]);
+    assert_eq!(given_up(&mut leader), [15]);
     // The same again is no news.
+    let mut leader = new(true);
+    has_ended(&mut leader, &[], None, Some(10));
+    assert_eq!(given_up(&mut leader), [10]);
     has_ended(&mut leader, &[], None, Some(10));
     assert_eq!(given_up(&mut leader), [0; 0]);
 }

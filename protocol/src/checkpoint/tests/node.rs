@@ -365,4 +365,22 @@ fn a_node_says_of_a_rank_that_has_ended_what_it_holds() {
         ..of
     };
     assert_eq!(ended(skips, 0), None);
+    // One that never had slots.
+    let mut node = Node::new(record().digest(), of, NodeState::default());
+    register(&mut node, 1, [Found::Free; 2]);
+    seal(&mut node, 1, 5);
+    node.handle(NodeEvent::WorkerEnded { k: 0 }, at(0)).unwrap();
+    let said = drain(|| node.poll_effect());
+    let said = said.iter().rev().find_map(|e| match e {
+        NodeEffect::Send(said) => said.ended,
+        _ => None,
+    });
+    assert_eq!(said.map(|e| (e.newest, e.beside)), Some((None, Some(5))));
+    // Other workers of the generation were started.
+    node.handle(NodeEvent::WorkersAnew, at(0)).unwrap();
+    let said = drain(|| node.poll_effect());
+    let ended = said
+        .iter()
+        .any(|e| matches!(e, NodeEffect::Send(said) if said.ended.is_some()));
+    assert!(!ended, "{said:?}");
 }

@@ -181,6 +181,11 @@ fn a_node_joins_and_a_spare_steps_in() {
     // The fourth is one too many: it parks, and nobody is disturbed.
     bed.run(3, 0);
     bed.until("the fourth is a spare", |bed| bed.said(3).contains("spare"));
+    // It votes on nothing, and knows of the job by the others' word alone.
+    bed.until("its agent lists what runs", |bed| {
+        let row = bed.job(3);
+        row["kind"] == "runs" && row["generation"] == three.generation
+    });
     let at = bed.kill(1);
     let next = bed.group(&[0, 2, 3], at);
     assert_eq!(next.nodes(), [0, 2, 3]);

@@ -258,6 +258,7 @@ fn register() -> ToAgent {
         addrs: vec![[127, 0, 0, 1].into()],
         place: Place::default(),
         running: Some(Digest([3; 32])),
+        waited_ms: 0,
         began: None,
         lineage: None,
         gate: None,

@@ -173,7 +173,7 @@ pub struct Saves {
     /// Had slots, and has none. That is said on each link, as what the others have is: the word may have been lost with
     /// the link before, and the agent would hold memory that nobody uses.
     gone: BTreeSet<u16>,
-    /// Their workers have ended with 0 by themselves. That is said on each link, too.
+    /// Workers of the newest generation that have ended with 0 by themselves. That is said on each link, too.
     ended: BTreeSet<u16>,
     /// Slots that are being made, and for which ask.
     making: BTreeMap<u16, Ask>,
@@ -259,8 +259,9 @@ impl Saves {
 
     /// A worker has ended with 0 by itself.
     pub fn ended(&mut self, k: u16) -> Option<SaveNews> {
-        let has_slots = self.ranks.contains_key(&k);
-        (has_slots && self.ended.insert(k)).then_some(SaveNews::WorkerEnded { k })
+        self.ended.insert(k);
+        let generation = self.generations.last()?.digest;
+        Some(SaveNews::WorkerEnded { generation, k })
     }
 
     /// All that the agent is to know, on a new link.
@@ -271,7 +272,11 @@ impl Saves {
         let gone = self.gone.iter().map(|k| SaveNews::SlotsGone { k: *k });
         let some = self.standing != replicas::Standing::default();
         let standing = some.then(|| self.standing.news());
-        let ended = self.ended.iter().map(|k| SaveNews::WorkerEnded { k: *k });
+        let generation = self.generations.last().map(|g| g.digest);
+        let ended = generation.into_iter().flat_map(|generation| {
+            let ended = self.ended.iter();
+            ended.map(move |k| SaveNews::WorkerEnded { generation, k: *k })
+        });
         let all = gone.chain(self.slots()).chain(ended).chain(kept);
         all.chain(standing).collect()
     }
