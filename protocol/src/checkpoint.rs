@@ -205,7 +205,8 @@ pub struct ToLeader {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Ended {
     pub rank: u32,
-    /// The newest step of which it holds a sealed copy.
+    /// The newest step that may still be whole on its node: all ranks that have ended there hold it, and the others do, or
+    /// nothing newer.
     pub newest: Option<u64>,
     /// The newest step of which some rank of its node does.
     pub beside: Option<u64>,

@@ -674,10 +674,10 @@ impl Job {
     }
 
     pub(super) fn decide(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
-        if self.awaits_save(ctx) {
+        let a = self.assess(ctx, record);
+        if self.awaits_save(ctx, a.finished) {
             return;
         }
-        let a = self.assess(ctx, record);
         if let Some(quiet) = self.gathers_until(ctx, record, &a) {
             return self.wake_at(quiet, "quiet before going on");
         }

@@ -12,9 +12,9 @@ use super::{Ctx, Job};
 use crate::agent::Notice;
 use crate::checkpoint::Meter;
 use crate::checkpoint::{
-    Cause, Flaws, Found, Keeper, Leader, LeaderEffect, LeaderEvent, LeaderNotice, Node, NodeEffect,
-    NodeEvent, NodeNotice, Outcome as SaveOutcome, Save, Settings, SlotId, Stage, ToLeader, ToNode,
-    Wants,
+    Busy, Cause, Flaws, Found, Keeper, Leader, LeaderEffect, LeaderEvent, LeaderNotice, Node,
+    NodeEffect, NodeEvent, NodeNotice, Outcome as SaveOutcome, Save, Settings, SlotId, Stage,
+    ToLeader, ToNode, Wants,
 };
 use crate::ids::{Digest, NodeId};
 use crate::local::{Replicated, SaveAsk, SaveNews, ToLauncher, short};
@@ -31,6 +31,10 @@ const SAVE: Span = Span::from_secs(600);
 
 /// How long a decision waits for a save, at most.
 const PATIENCE: Span = Span::from_secs(60);
+
+/// How long the end waits for nodes that have not said that they hold what another one has sealed: they say it once a
+/// second.
+const UNSAID: Span = Span::from_secs(3);
 
 /// The most bytes that are stored about files that are durable. Without them they are written again
 /// after a restart, no more.
@@ -244,19 +248,27 @@ impl Job {
     }
 
     /// Whether the decision on the next generation waits for a save that every rank has sealed: after
-    /// it nothing of this generation can be committed any more.
-    pub(super) fn awaits_save(&mut self, ctx: &mut Ctx<'_>) -> bool {
+    /// it nothing of this generation can be committed any more. Where all have `finished`, agents that were started anew
+    /// may not have said yet that they have.
+    pub(super) fn awaits_save(&mut self, ctx: &mut Ctx<'_>, finished: bool) -> bool {
         if self.gives_saves_up() {
             return false;
         }
         self.open_sealed(ctx);
-        let under_way = self.saves.leader.as_ref().and_then(Leader::under_way);
-        let Some((_, until)) = under_way else {
+        let waits = self.live().map(|h| h.record.spec.triggers.busy) == Some(Busy::Wait);
+        let leader = self.saves.leader.as_ref();
+        let until = match leader.and_then(Leader::under_way) {
+            Some((_, until)) => Some((until, PATIENCE)),
+            None => leader
+                .filter(|l| finished && waits && l.may_be_whole())
+                .map(|_| (Time(u64::MAX), UNSAID)),
+        };
+        let Some((until, patience)) = until else {
             self.saves.awaited = None;
             return false;
         };
         let since = *self.saves.awaited.get_or_insert(ctx.now);
-        let until = until.min(since + PATIENCE);
+        let until = until.min(since + patience);
         let waits = ctx.now < until;
         if waits {
             self.wake_at(until, "a save that every rank has sealed");

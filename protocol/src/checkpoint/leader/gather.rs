@@ -74,15 +74,36 @@ impl Leader {
         let durable = |n: &Heard| open && n.files.is_some();
         let ended = self.nodes.values().filter(|n| !durable(n));
         let mut ended = ended.filter_map(|n| n.ended);
-        let lacks = |e: &Ended| e.newest < Some(step) && (open || e.newest <= self.opened());
-        let Some(Ended { rank, .. }) = ended.find(lacks) else {
+        let Some(Ended { rank, .. }) = ended.find(|e| e.newest < Some(step)) else {
             return;
         };
+        if !open && self.awaits_ended() {
+            return;
+        }
         if !open {
             let (cause, until) = (Cause::Steps, now);
             self.open(Wants { step, cause, until }, now);
         }
         self.give_up(GivenUp::RankEnded { rank }, now);
+    }
+
+    /// Whether a step that has not begun may still be whole, which all ranks hold that have ended.
+    fn awaits_ended(&self) -> bool {
+        let ended = self.nodes.values().filter_map(|n| n.ended);
+        let Some(step) = ended.map(|e| e.newest).min().flatten() else {
+            return false;
+        };
+        let may_hold = |n: &Heard| match n.ended {
+            Some(ended) => ended.newest == Some(step),
+            None => n.sealed.last() < Some(&step),
+        };
+        let mut nodes = self.nodes.values();
+        self.opened() < Some(step) && nodes.all(|n| n.sealed.contains(&step) || may_hold(n))
+    }
+
+    /// Whether a node holds a step that is newer than all that were begun, of which others may not have spoken.
+    pub fn may_be_whole(&self) -> bool {
+        self.newest_copy() > self.opened()
     }
 
     /// The newest step of which all ranks of a node hold a sealed copy, or any rank of a node where some rank has ended.

@@ -319,15 +319,22 @@ impl Node {
     /// A rank that has ended. Where ranks may leave saves out, nobody waits for it.
     fn ended(&self) -> Option<Ended> {
         let waits = self.settings.busy == Busy::Wait;
-        let newest = |k: &u16| {
-            let slots = self.ranks.get(k).into_iter().flat_map(|r| &r.slots);
-            slots.filter_map(Slot::copy).map(|c| c.step).max()
+        let copies = |k: u16| {
+            let slots = self.ranks.get(&k).into_iter().flat_map(|r| &r.slots);
+            slots.filter_map(Slot::copy).map(|c| c.step)
         };
         let ended = self.without_worker.iter().filter(|_| waits);
-        let least = ended.min_by_key(|k| newest(k))?;
+        let least = *ended.min_by_key(|k| copies(**k).max())?;
+        // A rank seals one step after the other.
+        let seals =
+            |k: u16, step: u64| !self.without_worker.contains(&k) && copies(k).max() < Some(step);
+        let may_be_whole = |step: &u64| {
+            let mut ranks = 0..self.settings.ranks;
+            ranks.all(|k| copies(k).any(|s| s == *step) || seals(k, *step))
+        };
         Some(Ended {
-            rank: self.settings.first + u32::from(*least),
-            newest: newest(least),
+            rank: self.settings.first + u32::from(least),
+            newest: copies(least).filter(may_be_whole).max(),
             beside: self.newest_sealed(),
         })
     }

@@ -463,6 +463,11 @@ fn steps_that_an_ended_rank_has_not_sealed_are_given_up() {
     answer(&mut leader, 1, (0, 0), Part::Idle, &[10, 15]);
     assert_eq!(given_up(&mut leader), [0; 0]);
     assert_eq!(leader.sealed(), Some(10));
+    // Where another rank has gone beyond it without it, it never is whole.
+    let mut other = new(true);
+    has_ended(&mut other, &[10], Some(10), Some(10));
+    answer(&mut other, 1, (0, 0), Part::Idle, &[12]);
+    assert_eq!(given_up(&mut other), [12]);
     leader.handle(wants(10, Cause::Steps), at(10)).unwrap();
     leader.handle_timeout(at(60_000));
     assert!(leader.under_way().is_none());

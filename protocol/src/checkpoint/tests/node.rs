@@ -359,6 +359,21 @@ fn a_node_says_of_a_rank_that_has_ended_what_it_holds() {
     assert_eq!((lacks.newest, lacks.beside), (Some(5), Some(10)));
     let holds = ended(of, 1).unwrap();
     assert_eq!((holds.newest, holds.beside), (Some(10), Some(10)));
+    // Of a rank that ended at a step of its own nothing is whole once another one is beyond it.
+    let mut node = new(of);
+    seal(&mut node, 0, 7);
+    node.handle(NodeEvent::WorkerEnded { k: 0 }, at(0)).unwrap();
+    let newest = |node: &mut Node| {
+        let said = drain(|| node.poll_effect());
+        let last = said.iter().rev().find_map(|e| match e {
+            NodeEffect::Send(said) => said.ended,
+            _ => None,
+        });
+        last.map(|ended| ended.newest)
+    };
+    assert_eq!(newest(&mut node), Some(Some(7)));
+    let slot = seal(&mut node, 1, 10);
+    assert_eq!((newest(&mut node), slot.k), (Some(None), 1));
     // Those that leave a save out wait for nobody.
     let skips = Settings {
         busy: Busy::Skip,

@@ -155,6 +155,43 @@ fn a_job_whose_ranks_saved_other_steps_last_says_so() {
     assert_eq!(job.finishes(), UNSAVED);
 }
 
+/// An agent that was started anew hears that its ranks have finished before it hears what they have sealed.
+#[test]
+fn the_end_waits_for_what_is_not_said_yet() {
+    for said in [true, false] {
+        let mut job = Saving::of(2);
+        let slot = job.seals(10);
+        let generation = job.digest;
+        job.news(SaveNews::WorkerEnded { generation, k: 0 });
+        job.alone.says(ToAgent::Finished { digest: generation });
+        job.alone.pass(Span::from_secs(1));
+        let copy = Copy {
+            generation,
+            step: 10,
+            bytes: 4096,
+            digest: Digest([1; 32]),
+        };
+        if said {
+            job.news(SaveNews::Slots {
+                k: 1,
+                capacity: 4096,
+                found: [Found::Sealed(copy), Found::Free],
+            });
+        }
+        job.alone.pass(Span::from_millis(10));
+        let saves = job.alone.agent.jobs().next().unwrap().saves().unwrap();
+        assert_eq!(
+            saves.under_way().map(|(save, _)| save.step),
+            said.then_some(10),
+            "{slot}"
+        );
+        let ends = |f: &ToLauncher| matches!(f, ToLauncher::End { .. });
+        assert!(!job.alone.told.iter().any(ends), "{said}");
+        job.alone.pass(Span::from_secs(3));
+        assert_eq!(job.alone.told.iter().any(ends), !said);
+    }
+}
+
 #[test]
 fn a_disk_that_is_full_is_said_once() {
     let mut saving = Saving::new();

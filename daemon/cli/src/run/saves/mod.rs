@@ -260,7 +260,9 @@ impl Saves {
     /// A worker has ended with 0 by itself.
     pub fn ended(&mut self, k: u16) -> Option<SaveNews> {
         self.ended.insert(k);
-        let generation = self.generations.last()?.digest;
+        // Without a store nobody saves.
+        let saves = self.place.as_ref().and(self.generations.last());
+        let generation = saves?.digest;
         Some(SaveNews::WorkerEnded { generation, k })
     }
 
