@@ -341,8 +341,9 @@ impl Driver {
             self.lapsed(digest, session);
         }
         if !exits.is_empty() {
-            // Their last words may have come between the two.
-            self.look_at_slots();
+            // What they sealed may have come between the two. One that failed has loaded nothing, though it is ended.
+            let told = self.saves.look(&self.workers, now());
+            self.tell(told);
         }
         for (exit, acknowledged) in exits {
             // One that acknowledged its stop, or was ended, makes way for the next generation.
