@@ -208,7 +208,7 @@ pub struct Ended {
     /// The newest step that may still be whole on its node: all ranks that have ended there hold it, and the others do, or
     /// nothing newer.
     pub newest: Option<u64>,
-    /// The newest step of which some rank of its node does.
+    /// The newest step of which some rank of its node holds a sealed copy.
     pub beside: Option<u64>,
 }
 

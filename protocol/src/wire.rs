@@ -127,7 +127,7 @@ pub struct Advert {
     /// The sender is a member, and takes all its launchers for dead: its own, and those of others by their agents'
     /// words, or as its failure detector found them.
     pub left_behind: bool,
-    /// Its workers had been started, as far as the sender knows: then nothing runs of a generation before it.
+    /// And its workers had been started, as far as the sender knows: then nothing runs of a generation before it.
     pub started: bool,
     /// The sender's launcher does not answer its agent: it is stopped or blocked, and takes part in no change.
     pub unresponsive: bool,

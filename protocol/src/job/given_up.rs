@@ -41,7 +41,7 @@ impl Reason {
 
 impl Lost {
     /// A save was committed: what hinders the next one is news.
-    pub(super) fn has_room(&mut self) {
+    pub(super) fn forget_reasons(&mut self) {
         (self.shown, self.failed) = (Reason::default(), Reason::default());
     }
 

@@ -554,6 +554,7 @@ impl Job {
     /// The word of this agent on its head.
     fn advert(&self, cfg: &Config, peers: View<'_>) -> Option<Advert> {
         let head = self.head.as_ref()?;
+        let left_behind = self.is_left_behind(cfg.node, peers);
         Some(Advert {
             key: self.key.clone(),
             lineage: head.lineage(),
@@ -566,8 +567,8 @@ impl Job {
             belongs: head.record.kind == Kind::Next
                 && (head.record.has(cfg.node) || head.voting().is_voter(cfg.voter())),
             deserted: self.says_deserted(cfg.node, peers.all),
-            left_behind: self.is_left_behind(cfg.node, peers),
-            started: self.had_started(cfg.node),
+            left_behind,
+            started: left_behind && self.had_started(cfg.node),
             unresponsive: self.is_unresponsive(),
         })
     }

@@ -255,20 +255,21 @@ impl Job {
             return false;
         }
         self.open_sealed(ctx);
-        let waits = self.live().map(|h| h.record.spec.triggers.busy) == Some(Busy::Wait);
         let leader = self.saves.leader.as_ref();
-        let until = match leader.and_then(Leader::under_way) {
-            Some((_, until)) => Some((until, PATIENCE)),
-            None => leader
-                .filter(|l| finished && waits && l.may_be_whole())
-                .map(|_| (Time(u64::MAX), UNSAID)),
-        };
-        let Some((until, patience)) = until else {
+        let under_way = leader.and_then(Leader::under_way);
+        // A rank that may leave saves out need not hold it.
+        let busy = self.live().map(|h| h.record.spec.triggers.busy);
+        let unsaid =
+            finished && busy == Some(Busy::Wait) && leader.is_some_and(Leader::may_be_whole);
+        if under_way.is_none() && !unsaid {
             self.saves.awaited = None;
             return false;
-        };
+        }
         let since = *self.saves.awaited.get_or_insert(ctx.now);
-        let until = until.min(since + patience);
+        let until = match under_way {
+            Some((_, until)) => until.min(since + PATIENCE),
+            None => since + UNSAID,
+        };
         let waits = ctx.now < until;
         if waits {
             self.wake_at(until, "a save that every rank has sealed");
@@ -289,7 +290,7 @@ impl Job {
         let committed = matches!(message.stage, Stage::Over(SaveOutcome::Committed));
         if committed && self.saves.committed != Some(save) {
             self.saves.committed = Some(save);
-            self.lost.has_room();
+            self.lost.forget_reasons();
             let Save {
                 generation, step, ..
             } = save;

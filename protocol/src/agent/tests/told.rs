@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use super::super::scripted::{
-    Scripted, config, holds, key, member, next, node, record, registers, worker_exit,
+    Scripted, config, holds, key, member, next, node, record, worker_exit,
 };
 use super::super::{ConnId, Event, Notice, Phases, Told};
 use super::members::{ghost, trains, trains_with, waits};
 use crate::ids::{Boot, Digest, NodeId, StoreUuid};
-use crate::local::{Register, ToAgent, ToLauncher};
+use crate::local::{ToAgent, ToLauncher};
 use crate::membership::Answer;
 use crate::record::{Cause, Kind, Record};
 use crate::spec::JobSpec;
@@ -27,7 +27,7 @@ fn asks(s: &mut Scripted, k: usize, wait: Wait) {
     s.hears(0, body);
 }
 
-fn outside() -> Scripted {
+pub(super) fn outside() -> Scripted {
     let mut s = Scripted::new(config(3, 2), vec![holds(&record(2, 2), 1)]);
     (0..2).for_each(|i| s.peer(i));
     s
@@ -149,57 +149,6 @@ fn a_launcher_with_a_store_is_refused_by_a_job_that_has_none() {
         assert!(refused(&mut s, 4, &spec, second), "{first:?} {second:?}");
         assert!(!refused(&mut s, 4, &spec, first));
     }
-}
-
-/// Where another agent takes over, all tickets come to it anew, in whatever order.
-#[test]
-fn the_launcher_that_has_waited_longest_decides_on_the_flags() {
-    let spec = |max_restarts| JobSpec {
-        min_nodes: 4,
-        max_nodes: 4,
-        max_restarts,
-        ..JobSpec::default()
-    };
-    let waited = |k, max_restarts, ms| match ticket(k, &spec(max_restarts), None) {
-        JobMessage::Ticket(mut ticket) => {
-            ticket.waited_ms = ms;
-            JobMessage::Ticket(ticket)
-        }
-        other => panic!("{other:?}"),
-    };
-    let come = [(3, 0, 8_000), (4, 0, 9_000), (5, 5, 1_000)];
-    for order in [[0, 1, 2], [0, 2, 1], [2, 0, 1], [2, 1, 0], [1, 2, 0]] {
-        let mut s = Scripted::new(config(0, 2), Vec::new());
-        (3..6).for_each(|i| s.peer(i));
-        for i in order {
-            let (k, max_restarts, ms) = come[i];
-            s.hears(k, waited(k, max_restarts, ms));
-        }
-        let refused = s.sent.iter().filter_map(|(to, body)| match body {
-            JobMessage::TicketRefused { .. } => Some(*to),
-            _ => None,
-        });
-        assert_eq!(refused.collect::<Vec<_>>(), [node(5)], "{order:?}");
-    }
-}
-
-/// Its agent was started anew meanwhile.
-#[test]
-fn a_ticket_says_how_long_its_launcher_has_waited_for_all_agents() {
-    let mut s = outside();
-    s.says(ToAgent::Register(Register {
-        waited_ms: 9_000,
-        ..registers(3, record(1, 2).spec)
-    }));
-    s.pass(Span::from_secs(1));
-    let tickets = s.sent.iter().filter_map(|(_, body)| match body {
-        JobMessage::Ticket(ticket) if ticket.member.launcher == member(3).launcher => {
-            Some(ticket.waited_ms)
-        }
-        _ => None,
-    });
-    let longest = tickets.max().unwrap_or(0);
-    assert!((9_900..=10_000).contains(&longest), "{longest}");
 }
 
 /// Ctrl-C as a job forms, whose end was voted on and not learnt by all; then all start it again. The votes make that

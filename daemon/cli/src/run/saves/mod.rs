@@ -260,7 +260,11 @@ impl Saves {
     /// A worker has ended with 0 by itself.
     pub fn ended(&mut self, k: u16) -> Option<SaveNews> {
         self.ended.insert(k);
-        // Without a store nobody saves.
+        self.ended_news(k)
+    }
+
+    /// None without a store: nobody saves.
+    fn ended_news(&self, k: u16) -> Option<SaveNews> {
         let saves = self.place.as_ref().and(self.generations.last());
         let generation = saves?.digest;
         Some(SaveNews::WorkerEnded { generation, k })
@@ -274,11 +278,7 @@ impl Saves {
         let gone = self.gone.iter().map(|k| SaveNews::SlotsGone { k: *k });
         let some = self.standing != replicas::Standing::default();
         let standing = some.then(|| self.standing.news());
-        let generation = self.generations.last().map(|g| g.digest);
-        let ended = generation.into_iter().flat_map(|generation| {
-            let ended = self.ended.iter();
-            ended.map(move |k| SaveNews::WorkerEnded { generation, k: *k })
-        });
+        let ended = self.ended.iter().filter_map(|k| self.ended_news(*k));
         let all = gone.chain(self.slots()).chain(ended).chain(kept);
         all.chain(standing).collect()
     }
