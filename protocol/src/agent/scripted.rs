@@ -5,12 +5,13 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
 use super::{Agent, Config, ConnId, Effect, Event, Flaws, Notice, Stored};
-use crate::ids::{Boot, Digest, Home, JobKey, LauncherId, NodeId, StateId};
+use crate::ids::{Boot, Digest, Home, JobKey, LauncherId, NodeId, StateId, StoreUuid};
 use crate::job::Durable;
 use crate::local::{Register, ToAgent, ToLauncher, WorkerExit};
 use crate::membership::Answer;
 use crate::record::{Arbiter, Cause, Kind, Member, Place, Record, Voter};
 use crate::spec::JobSpec;
+use crate::storelog::{self, CreateOutcome, ReadOutcome};
 use crate::time::{Span, Time};
 use crate::wire::{Advert, Ballot, Hello, JobMessage, Message, Status, Timeouts};
 
@@ -211,6 +212,8 @@ pub(super) struct Scripted {
     pub(super) probes: BTreeMap<NodeId, (Answer, Answer)>,
     /// The launcher here is stopped: it answers its agent nothing.
     pub(super) mute: bool,
+    /// The job's log, by slots, where the launcher here has a store; the leader's beacon in it never moves.
+    pub(super) log: Option<BTreeMap<u64, Vec<u8>>>,
     back: Vec<Event>,
 }
 
@@ -247,6 +250,7 @@ impl Scripted {
             refuses: BTreeSet::new(),
             probes: BTreeMap::new(),
             mute: false,
+            log: None,
             back: Vec::new(),
         };
         scripted.carry_out();
@@ -316,6 +320,16 @@ impl Scripted {
                 self.told.push((self.now, frame));
             }
             Effect::Notice(notice) => self.notices.push(notice),
+            Effect::Store { key, effect } => {
+                if let Some(log) = &mut self.log {
+                    let event = answer(log, effect);
+                    self.back.push(Event::Store { key, event });
+                }
+            }
+            Effect::ReadBeacon { key } if self.log.is_some() => {
+                let value = Some(1);
+                self.back.push(Event::Beacon { key, value });
+            }
             _ => {}
         }
     }
@@ -518,9 +532,30 @@ pub(super) fn witness(i: usize) -> Voter {
     }
 }
 
+/// What a store that holds this log answers.
+fn answer(log: &mut BTreeMap<u64, Vec<u8>>, effect: storelog::Effect) -> storelog::Event {
+    match effect {
+        storelog::Effect::Read { op, slot } => {
+            let found = log.get(&slot).cloned();
+            let outcome = found.map_or(ReadOutcome::Absent, ReadOutcome::Found);
+            storelog::Event::Read { op, slot, outcome }
+        }
+        storelog::Effect::Create { op, slot, bytes } => {
+            let outcome = match log.contains_key(&slot) {
+                true => CreateOutcome::Exists,
+                false => CreateOutcome::Won,
+            };
+            log.entry(slot).or_insert(bytes);
+            storelog::Event::Created { op, slot, outcome }
+        }
+    }
+}
+
+pub(super) const STORE: StoreUuid = StoreUuid([5; 16]);
+
 pub(super) fn by_store(record: Record) -> Record {
     Record {
-        arbiter: Arbiter::Store(crate::ids::StoreUuid([5; 16])),
+        arbiter: Arbiter::Store(STORE),
         ..record
     }
 }

@@ -7,6 +7,7 @@ mod holds;
 mod lives;
 mod members;
 mod replaced;
+mod takeovers;
 mod tickets;
 mod told;
 mod unresponsive;
