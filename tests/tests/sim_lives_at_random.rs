@@ -7,6 +7,7 @@ use muster_tests::sim::conductor::Conductor;
 use muster_tests::sim::rng::Rng;
 use muster_tests::sim::setup::{NodeSetup, Setup, Times};
 use muster_tests::sim::step::Step;
+use muster_tests::sim::trace;
 
 const NODES: usize = 5;
 const LIVES: usize = 6;
@@ -14,6 +15,9 @@ const MIN: u16 = 2;
 const MAX: u16 = 3;
 /// Ten times what a start takes, once all its launchers are there, and what an end takes.
 const BOUND: u64 = 4 * SEC;
+
+/// For so long an agent that is killed is away.
+const AWAY: u64 = SEC + 100 * MS;
 
 /// How a life ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,7 +111,7 @@ impl Lives {
         let bound = self.now + BOUND;
         loop {
             let spawns = &self.conductor.world.truth.spawns;
-            let new = spawns.iter().filter(|s| s.at >= ended);
+            let new = spawns.iter().filter(|s| s.at > ended);
             let newest = new.clone().map(|s| (s.at, s.start.digest)).max();
             if let Some((_, digest)) = newest {
                 let here = new.filter(|s| s.start.digest == digest).map(|s| s.node);
@@ -158,13 +162,7 @@ impl Lives {
             for node in nodes {
                 self.put(Step::AgentKill { node: *node });
             }
-            self.pass(500 * MS)?;
-            let apart = self.rng.below(2);
-            for node in nodes {
-                self.put(Step::AgentStart { node: *node });
-                let apart = apart * self.rng.below(700) * MS;
-                self.pass(apart)?;
-            }
+            self.pass(AWAY)?;
         }
         let bound = self.now + BOUND;
         while nodes.iter().any(|node| self.runs(*node)) {
@@ -192,8 +190,11 @@ impl Lives {
         for life in 0..LIVES {
             let nodes = self.chosen(&before);
             let apart = [0, 500 * MS, 2 * SEC][self.rng.index(3)];
-            story += &format!("\n  {} ms: life {life} on {nodes:?}, {apart}", self.now / MS);
-            let ended = self.now;
+            story += &format!(
+                "\n  {} ms: life {life} on {nodes:?}, {apart}",
+                self.now / MS
+            );
+            let ended = self.conductor.world.now;
             for (at, node) in nodes.iter().enumerate() {
                 if at > 0 {
                     self.pass(apart).map_err(|why| format!("{why}{story}"))?;
@@ -218,11 +219,18 @@ impl Lives {
 
 fn judge(seeds: std::ops::Range<u64>) {
     let mut wrong = Vec::new();
-    for seed in seeds.clone() {
+    // One alone, with a trace.
+    let only = std::env::var("MUSTER_SIM_LIFE").ok();
+    let only: Option<u64> = only.and_then(|s| s.parse().ok());
+    for seed in only.map_or(seeds.clone(), |seed| seed..seed + 1) {
         for store in [false, true] {
-            if let Err(why) = Lives::new(seed, store).live() {
-                wrong.push(format!("seed {seed}, store {store}: {why}"));
-            }
+            let mut lives = Lives::new(seed, store);
+            lives.conductor.log = only.is_some().then(Vec::new);
+            let Err(why) = lives.live() else { continue };
+            wrong.push(format!("seed {seed}, store {store}: {why}"));
+            let log = lives.conductor.log.take().into_iter().flatten();
+            log.filter_map(|(at, step)| trace::line(at, &step))
+                .for_each(|line| println!("{line}"));
         }
     }
     let n = wrong.len();

@@ -129,27 +129,42 @@ impl Agent {
     pub(super) fn is_unstored(&mut self, errno: i32, now: Time) {
         let before = self.unstored.replace((errno, now + UNSTORED));
         if before.is_none() {
-            self.greet(|j| j.is_live() || j.gathers());
+            self.greet_all(|j| j.is_live() || j.gathers());
         }
     }
 
     pub(super) fn is_stored_again(&mut self, now: Time) {
         if self.unstored.take_if(|(_, until)| now >= *until).is_some() {
-            self.greet(|j| j.is_live() || j.gathers());
+            self.greet_all(|j| j.is_live() || j.gathers());
         }
     }
 
     /// Says hello to all.
-    pub(super) fn greet(&mut self, of: impl Fn(&Job) -> bool) {
+    pub(super) fn greet_all(&mut self, of: impl Fn(&Job) -> bool) {
+        let all: Vec<NodeId> = self.peers.connected_nodes().collect();
+        self.greet(all, of);
+    }
+
+    /// Says hello to these, with a word on such jobs.
+    pub(super) fn greet(
+        &mut self,
+        to: impl IntoIterator<Item = NodeId>,
+        of: impl Fn(&Job) -> bool,
+    ) {
         let hello = self.hello(of);
-        for node in self.peers.connected_nodes().collect::<Vec<_>>() {
-            self.send(node, hello.clone());
+        let to: Vec<NodeId> = to.into_iter().collect();
+        for advert in hello.jobs.iter().filter(|a| a.belongs) {
+            let told = self.told_to_belong.entry(advert.key.clone());
+            told.or_default().extend(&to);
+        }
+        for node in to {
+            self.send(node, Message::Hello(hello.clone()));
         }
     }
 
     /// This agent's statement about itself, and about those jobs.
-    pub(super) fn hello(&self, of: impl Fn(&Job) -> bool) -> Message {
-        Message::Hello(Hello {
+    fn hello(&self, of: impl Fn(&Job) -> bool) -> Hello {
+        Hello {
             host: self.cfg.host.clone(),
             version: self.cfg.version.clone(),
             state: self.cfg.state,
@@ -166,6 +181,6 @@ impl Agent {
                 let adverts = adverts.flat_map(|j| j.adverts_here(&self.cfg, self.view(j.key())));
                 adverts.take(MAX_JOBS).collect()
             },
-        })
+        }
     }
 }

@@ -117,6 +117,8 @@ pub struct Agent {
     watching: BTreeMap<JobKey, Watches>,
     /// The heads for which `watching` and the last greeting hold, and whatever else these follow from.
     heads: BTreeMap<JobKey, Greeted>,
+    /// The peers that were told that this node belongs to what runs of a job: they have to hear when it does no more.
+    told_to_belong: BTreeMap<JobKey, BTreeSet<NodeId>>,
     sent: BTreeMap<NodeId, VecDeque<(u64, Time)>>,
     seq: u64,
     urgent_at: Time,
@@ -139,6 +141,7 @@ pub struct Agent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Greeted {
     head: Digest,
+    belongs: bool,
     watches_for: (bool, bool, Digest, Digest),
     deserted: bool,
     /// Whether workers of it had been started, where no launcher of it is left.
@@ -186,6 +189,7 @@ impl Agent {
             effects: VecDeque::new(),
             watching: BTreeMap::new(),
             heads: BTreeMap::new(),
+            told_to_belong: BTreeMap::new(),
             // Ping numbers of different boots must not be taken for each other.
             seq: 0,
             sent: BTreeMap::new(),
@@ -348,8 +352,7 @@ impl Agent {
                 peer.hello_due = now + HELLO_WAIT;
                 self.greet_at.get_or_insert(now + HELLO_WAIT);
                 self.detect(membership::Event::Connected { node }, now);
-                let hello = self.hello(|_| true);
-                self.send(node, hello);
+                self.greet([node], |_| true);
                 if let Some((leave, until)) = self.draining.clone() {
                     let message = leaving(&leave, until, now);
                     self.send(node, message);
@@ -474,10 +477,7 @@ impl Agent {
             Message::DrainAsk { grace_ms, reason } => {
                 self.drain(Leave { grace_ms, reason }, now);
             }
-            Message::HelloAsk => {
-                let hello = self.hello(|_| true);
-                self.send(from, hello);
-            }
+            Message::HelloAsk => self.greet([from], |_| true),
             Message::Job { key, body } => self.on_job_message(from, key, *body, now)?,
         }
         Ok(())
@@ -629,6 +629,7 @@ impl Agent {
             let digest = job.head().map_or(Digest::ZERO, |(_, d)| d);
             let now = Greeted {
                 head: digest,
+                belongs: job.belongs(&self.cfg),
                 watches_for: job.watches_for(),
                 deserted: job.says_deserted(me, &self.peers),
                 left_behind: job
@@ -649,9 +650,8 @@ impl Agent {
                 greet |= was.is_some_and(|w| w.gathers) != now.gathers;
                 greet |= was.is_some_and(|w| w.unresponsive) != now.unresponsive;
                 // That it is over nobody else tells those who take no part in it.
-                let led_before = |d| was.is_some_and(|w| w.head == d) && d != digest;
-                if job.led().is_some_and(led_before) {
-                    over.insert(digest);
+                if was.is_some_and(|w| w.belongs) && !now.belongs {
+                    over.insert(key.clone());
                 }
                 self.heads.insert(key.clone(), now);
             }
@@ -659,19 +659,25 @@ impl Agent {
                 forget.push(key.clone());
             }
         }
-        greet |= due || !over.is_empty();
+        greet |= due;
         if changed || due {
             self.end_oldest_deserted(now);
         }
         if changed {
             self.rewatch(now);
         }
+        // Other ends were told when they came: who missed one is told once it speaks of the job.
+        let is_news = |j: &Job| j.is_live() || j.gathers() || over.contains(j.key());
         if greet {
-            // Other ends were told when they came: who missed one is told once it speaks of the job.
-            let is_news = |j: &Job| j.head().is_some_and(|(_, d)| over.contains(&d));
-            self.greet(|j| j.is_live() || j.gathers() || is_news(j));
+            self.greet_all(is_news);
             self.greet_again = None;
+        } else {
+            let heard = |k: &JobKey| self.told_to_belong.get(k);
+            let heard: BTreeSet<NodeId> =
+                over.iter().filter_map(heard).flatten().copied().collect();
+            self.greet(heard, is_news);
         }
+        self.told_to_belong.retain(|key, _| !over.contains(key));
         if self.jobs.values().any(Job::is_led_here) {
             self.greet_again.get_or_insert(now + GREET_EVERY);
         } else {

@@ -122,6 +122,7 @@ impl Agent {
 
     pub(super) fn remove_job(&mut self, key: &JobKey) -> Option<Job> {
         self.heads.remove(key);
+        self.told_to_belong.remove(key);
         self.conns.retain(|_, k| k != key);
         let job = self.jobs.remove(key)?;
         self.used_round = self.used_round.max(job.used_round());

@@ -2,6 +2,7 @@
 
 mod births;
 mod cancel;
+mod greetings;
 mod groups;
 mod holds;
 mod lives;

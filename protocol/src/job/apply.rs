@@ -3,7 +3,7 @@
 
 use std::net::SocketAddr;
 
-use super::{Ctx, Job, REPEAT};
+use super::{Ctx, Head, Job, REPEAT};
 use crate::agent::Notice;
 use crate::ids::{Digest, LauncherId, NodeId};
 use crate::local::ToLauncher;
@@ -376,6 +376,12 @@ impl Job {
                 // It leads what it has not heard of: a witness, where no member is left.
                 let have = self.head_digest();
                 self.send(ctx, from, JobMessage::Ask { have });
+            }
+            let newer = |h: &Head| h.lineage() == advert.lineage && h.record.number > advert.number;
+            if self.door_asked() == Some(from) && self.live().is_some_and(newer) {
+                // It has not heard of the generation that is known here, and perhaps leads it.
+                self.applicant.asked = Some((from, ctx.now + DOOR_CHANGE - REPEAT));
+                return self.wake_at(ctx.now + DOOR_CHANGE, "renew the ticket");
             }
             let reachable = advert.leader.filter(|n| ctx.reachable(*n) && *n != from);
             match self.live() {

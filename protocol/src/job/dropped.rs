@@ -351,7 +351,8 @@ impl Job {
             return;
         }
         let again = ended && self.end_told.by == Some(from);
-        match std::mem::take(&mut self.unknown) {
+        let unknown = std::mem::take(&mut self.unknown);
+        match unknown {
             true => {
                 self.forgotten = Some(until);
                 self.end_told.by = Some(from);
@@ -370,9 +371,12 @@ impl Job {
             let to = self.end_told.to.iter().copied();
             self.say_held(ctx, to.filter(|n| *n != from).collect());
         }
-        // A leader that restarts waits for them, too.
-        if again || self.durable.held(ctx.now) < Span::from_millis(ms.into()) {
-            self.durable.hold(ms, ctx.now);
+        // A leader that restarts waits for them, too, and no longer for what was unknown.
+        let held = self.held_ms(ctx);
+        let kept = self.durable.held(ctx.now);
+        let longer = kept < Span::from_millis(ms.into());
+        if longer || (again || unknown) && kept > Span::ZERO {
+            self.durable.hold(held, ctx.now);
             self.persist(ctx);
         }
     }

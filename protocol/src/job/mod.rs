@@ -408,11 +408,6 @@ impl Job {
         self.local.as_ref().and_then(|l| l.conn)
     }
 
-    /// The generation that this run of the agent has led last.
-    pub(crate) fn led(&self) -> Option<Digest> {
-        self.led
-    }
-
     pub(crate) fn used_round(&self) -> u32 {
         self.own_round
     }
@@ -551,6 +546,13 @@ impl Job {
         self.advert(cfg, peers).into_iter().chain(gathering)
     }
 
+    /// Whether this node is a member or a voter of a generation that runs, as far as is known here.
+    pub(crate) fn belongs(&self, cfg: &Config) -> bool {
+        let votes = |head: &Head| head.voting().is_voter(cfg.voter());
+        self.live()
+            .is_some_and(|head| head.record.has(cfg.node) || votes(head))
+    }
+
     /// The word of this agent on its head.
     fn advert(&self, cfg: &Config, peers: View<'_>) -> Option<Advert> {
         let head = self.head.as_ref()?;
@@ -564,8 +566,7 @@ impl Job {
                 .record
                 .leader()
                 .filter(|_| !self.has_no_store_left(cfg.node, peers.all)),
-            belongs: head.record.kind == Kind::Next
-                && (head.record.has(cfg.node) || head.voting().is_voter(cfg.voter())),
+            belongs: self.belongs(cfg),
             deserted: self.says_deserted(cfg.node, peers.all),
             left_behind,
             started: left_behind && self.had_started(cfg.node),

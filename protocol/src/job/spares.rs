@@ -1,7 +1,8 @@
 //! Launchers that wait for a place in a generation that trains: they hear in which life of the job they wait, and the
 //! member that leads where the leader is lost knows of them as well.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use super::gathering::Held;
 use super::store::differs;
@@ -9,13 +10,14 @@ use super::{Ctx, Head, Job, REPEAT, TICKET_LIFE};
 use crate::ids::{Digest, NodeId};
 use crate::record::Record;
 use crate::time::{Span, Time};
-use crate::wire::{JobMessage, Ticket, Wait};
+use crate::wire::{Advert, JobMessage, Ticket, Wait};
 
 /// Of their tickets, which this agent holds as it does those of others that gather.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Spares {
-    /// Nodes whose launchers came just now and have not been told in which life they wait.
-    untold: BTreeSet<NodeId>,
+    /// Nodes whose launchers came just now and have not been told in which life they wait, and whether the one that
+    /// runs could be joined since then.
+    untold: BTreeMap<NodeId, bool>,
     /// When a majority may have said that this life goes on.
     look_at: Time,
     /// Tickets that the leader holds, by its word: for a member that has to go on without it.
@@ -44,7 +46,7 @@ impl Spares {
 impl Job {
     /// When the newest of the launchers that have not been told in which life they wait came.
     pub(super) fn untold_since(&self) -> Option<Time> {
-        let untold = self.gathering.spares.untold.iter();
+        let untold = self.gathering.spares.untold.keys();
         let held = untold.filter_map(|node| self.gathering.tickets.get(node));
         held.map(|h| h.first).max()
     }
@@ -54,14 +56,15 @@ impl Job {
         let held = self.gathering.tickets.get(&node);
         let fits = held.filter(|h| self.live().is_some_and(|l| !differs(&h.ticket, &l.record)));
         let known = fits.is_some_and(|h| self.waits_in_life(h));
+        let asks = fits.is_some() && new;
         let life = fits.filter(|_| known || new);
         let life = life.and_then(|_| self.life_to_join(ctx));
-        if new && life.is_some() && !known {
+        if asks && (life.is_none() || !known) {
             // Voters acknowledge the next heartbeat by then. Its launcher asks again as well, but later.
             if self.gathering.spares.untold.is_empty() {
                 self.gathering.spares.look_at = ctx.now + Span(ctx.cfg.suspect_after.0 / 8);
             }
-            self.gathering.spares.untold.insert(node);
+            self.gathering.spares.untold.insert(node, life.is_some());
             self.look_for_life();
         }
         self.answer(ctx, node, life.filter(|_| known));
@@ -82,23 +85,25 @@ impl Job {
 
     /// Launchers that came just now hear in which life they wait as soon as a majority has said that it goes on.
     pub(super) fn tell_lives(&mut self, ctx: &Ctx<'_>) {
-        let spares = &mut self.gathering.spares;
-        if spares.untold.is_empty() {
+        if self.gathering.spares.untold.is_empty() {
             return;
+        }
+        let life = self.life_to_join(ctx);
+        let spares = &mut self.gathering.spares;
+        if life.is_some() {
+            spares.untold.values_mut().for_each(|joins| *joins = true);
         }
         if ctx.now < spares.look_at {
             return self.look_for_life();
         }
-        let untold = std::mem::take(&mut spares.untold);
-        let life = self.life_to_join(ctx);
-        for node in untold {
+        for (node, joins) in std::mem::take(&mut spares.untold) {
             let Some(held) = self.gathering.tickets.get(&node) else {
                 continue;
             };
             if life.is_some() && self.waits_in_life(held) {
                 self.answer(ctx, node, life);
             } else if ctx.now < held.first + REPEAT {
-                self.gathering.spares.untold.insert(node);
+                self.gathering.spares.untold.insert(node, joins);
             }
         }
         if !self.gathering.spares.untold.is_empty() {
@@ -111,7 +116,8 @@ impl Job {
     /// yet: the voters had decided nothing else before.
     pub(super) fn tell_life_at_end(&mut self, ctx: &Ctx<'_>) {
         let life = self.live().map(Head::lineage);
-        for node in std::mem::take(&mut self.gathering.spares.untold) {
+        let untold = std::mem::take(&mut self.gathering.spares.untold);
+        for (node, _) in untold.into_iter().filter(|(_, joins)| *joins) {
             self.answer(ctx, node, life);
         }
     }
@@ -138,6 +144,48 @@ impl Job {
         for (node, launcher) in waiting.collect::<Vec<_>>() {
             let wait = Wait::Spare { max };
             self.acknowledge(ctx, node, launcher, record.lineage(), wait);
+        }
+    }
+
+    /// A generation follows that has no place for those whose tickets are here. Where they came as nobody was known to
+    /// live in the one before, they may wait in the life that goes on now; where another node leads it, they have to
+    /// ask there.
+    pub(super) fn look_at_waiting_again(&mut self, ctx: &Ctx<'_>, record: &Arc<Record>) {
+        if record.kind.is_terminal() {
+            return;
+        }
+        let waiting = self.gathering.tickets.values();
+        let waiting = waiting.filter(|h| !differs(&h.ticket, record));
+        let waiting = waiting.map(|h| {
+            (
+                h.ticket.member.node,
+                h.ticket.knows,
+                h.ticket.member.launcher,
+            )
+        });
+        let waiting: Vec<_> = waiting.collect();
+        let leader = self.acting_leader(ctx, record);
+        if leader != Some(ctx.me()) {
+            let advert = self.advert(ctx.cfg, ctx.peers);
+            let advert = advert.map(|advert| Advert { leader, ..advert });
+            for (node, knows, launcher) in waiting {
+                if knows == record.parent {
+                    let record = record.clone();
+                    self.send(ctx, node, JobMessage::Decided { record });
+                } else if let Some(advert) = advert.clone() {
+                    let wait = Wait::Elsewhere { advert };
+                    self.acknowledge(ctx, node, launcher, Digest::ZERO, wait);
+                }
+            }
+            return;
+        }
+        let spares = &mut self.gathering.spares;
+        spares
+            .untold
+            .extend(waiting.into_iter().map(|(node, ..)| (node, true)));
+        if !spares.untold.is_empty() {
+            spares.look_at = ctx.now + Span(ctx.cfg.suspect_after.0 / 8);
+            self.look_for_life();
         }
     }
 
