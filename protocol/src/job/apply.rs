@@ -3,6 +3,7 @@
 
 use std::net::SocketAddr;
 
+use super::member::Local;
 use super::{Ctx, Head, Job, REPEAT};
 use crate::agent::Notice;
 use crate::ids::{Digest, LauncherId, NodeId};
@@ -99,9 +100,11 @@ impl Job {
     pub(super) fn drive_applicant(&mut self, ctx: &mut Ctx<'_>) {
         self.dismiss_unwilling(ctx);
         if !self.wants_in(ctx) {
-            let over = self.is_member(ctx) || self.is_unresponsive();
+            let goes = |l: &Local| l.over.is_some() || l.cancel || l.leave.is_some();
+            let goes = self.local.as_ref().is_some_and(goes);
+            let over = self.is_member(ctx) || self.is_unresponsive() || goes;
             if let Some((door, _)) = self.applicant.asked.filter(|_| over) {
-                // An agent that only looks on does not hear that this node was let in.
+                // An agent that only looks on does not hear that this node was let in, or that its launcher goes.
                 self.send(ctx, door, JobMessage::Withdraw);
             }
             self.applicant = Applicant {

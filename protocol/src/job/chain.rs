@@ -118,6 +118,8 @@ impl Job {
             } else if record.number < head.record.number {
                 let record = head.record.clone();
                 self.send(ctx, from, JobMessage::Decided { record });
+            } else {
+                self.say_status_again(from);
             }
             return;
         }

@@ -127,6 +127,14 @@ impl Job {
         mine.changed |= seq == 0;
     }
 
+    /// The leader tells of the generation that is known here. A status that it has not answered came before it knew it:
+    /// where the job's log decides, members may read it first.
+    pub(super) fn say_status_again(&mut self, leader: NodeId) {
+        if let Some(mine) = &mut self.member {
+            mine.changed |= !mine.settled && mine.said.is_some_and(|(to, _)| to == leader);
+        }
+    }
+
     /// The connection with an agent ended or stands anew: what it had heard it may have forgotten.
     pub(crate) fn link_changed(&mut self, node: NodeId) {
         if let Some(mine) = &mut self.member {
