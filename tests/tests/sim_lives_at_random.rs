@@ -239,7 +239,12 @@ fn judge(seeds: std::ops::Range<u64>) {
 
 #[test]
 fn every_life_begins_and_ends_soon() {
-    let seeds = std::env::var("MUSTER_SIM_LIVES").ok();
-    let seeds = seeds.and_then(|s| s.parse().ok()).unwrap_or(200);
-    judge(0..seeds);
+    judge(0..100);
+}
+
+mod long {
+    #[test]
+    fn every_life_of_thousands_of_jobs_begins_and_ends_soon() {
+        super::judge(100..4_000);
+    }
 }
