@@ -16,6 +16,8 @@ const MAX: u16 = 3;
 /// Ten times what a start takes, once all its launchers are there, and what an end takes.
 const BOUND: u64 = 4 * SEC;
 
+/// A launcher has asked for a place that long after it was started.
+const ASKED: u64 = 500 * MS;
 /// For so long an agent that is killed is away.
 const AWAY: u64 = SEC + 100 * MS;
 
@@ -201,10 +203,15 @@ impl Lives {
                 }
                 self.put(Step::LauncherStart { node: *node });
             }
+            let asked = self.now + ASKED;
             let went = self.begins(&nodes, ended);
             let members = went.map_err(|why| format!("life {life} {why}{story}"))?;
-            let lasts = [300 * MS, SEC, 3 * SEC][self.rng.index(3)];
+            let lasts = [50 * MS, SEC, 3 * SEC][self.rng.index(3)];
+            let lasts = asked.saturating_sub(self.now) + lasts;
             self.pass(lasts).map_err(|why| format!("{why}{story}"))?;
+            if !nodes.iter().all(|node| self.runs(*node)) {
+                return Err(format!("life {life}: one ended before it{story}"));
+            }
             let how = ENDS[self.rng.index(ENDS.len())];
             story += &format!(", members {members:?}, {} ms: {how:?}", self.now / MS);
             let went = self.end(how, &nodes, &members);

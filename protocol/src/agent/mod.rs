@@ -117,7 +117,7 @@ pub struct Agent {
     watching: BTreeMap<JobKey, Watches>,
     /// The heads for which `watching` and the last greeting hold, and whatever else these follow from.
     heads: BTreeMap<JobKey, Greeted>,
-    /// The peers that were told that this node belongs to what runs of a job: they have to hear when it does no more.
+    /// Peers that heard from here that this node belongs to a running generation. They hear when it no longer does.
     told_to_belong: BTreeMap<JobKey, BTreeSet<NodeId>>,
     sent: BTreeMap<NodeId, VecDeque<(u64, Time)>>,
     seq: u64,
@@ -141,7 +141,8 @@ pub struct Agent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Greeted {
     head: Digest,
-    belongs: bool,
+    /// The life of the job to whose running generation this node belongs.
+    belongs: Option<Digest>,
     watches_for: (bool, bool, Digest, Digest),
     deserted: bool,
     /// Whether workers of it had been started, where no launcher of it is left.
@@ -622,11 +623,12 @@ impl Agent {
     fn follow_jobs(&mut self, due: bool, now: Time) {
         let mut changed = false;
         let mut greet = false;
-        let mut over = BTreeSet::new();
+        let (mut over, mut hear) = (BTreeSet::new(), BTreeSet::new());
         let me = self.cfg.node;
         let mut forget = Vec::new();
         for (key, job) in &self.jobs {
             let digest = job.head().map_or(Digest::ZERO, |(_, d)| d);
+            let was = self.heads.get(key);
             let now = Greeted {
                 head: digest,
                 belongs: job.belongs(&self.cfg),
@@ -638,7 +640,6 @@ impl Agent {
                 gathers: job.gathers(),
                 unresponsive: job.is_unresponsive(),
             };
-            let was = self.heads.get(key);
             if was != Some(&now) {
                 changed = true;
                 // Only the leader greets anew, so that a change costs each agent one message.
@@ -650,7 +651,10 @@ impl Agent {
                 greet |= was.is_some_and(|w| w.gathers) != now.gathers;
                 greet |= was.is_some_and(|w| w.unresponsive) != now.unresponsive;
                 // That it is over nobody else tells those who take no part in it.
-                if was.is_some_and(|w| w.belongs) && !now.belongs {
+                let before = was.and_then(|w| w.belongs);
+                if before.is_some() && before != now.belongs {
+                    let told = self.told_to_belong.remove(key).into_iter().flatten();
+                    hear.extend(told.filter(|n| job.tells_of_end(me, *n)));
                     over.insert(key.clone());
                 }
                 self.heads.insert(key.clone(), now);
@@ -666,18 +670,14 @@ impl Agent {
         if changed {
             self.rewatch(now);
         }
-        // Other ends were told when they came: who missed one is told once it speaks of the job.
+        // Other ends were told when they came: a peer that missed one is told once it speaks of the job.
         let is_news = |j: &Job| j.is_live() || j.gathers() || over.contains(j.key());
         if greet {
             self.greet_all(is_news);
             self.greet_again = None;
-        } else {
-            let heard = |k: &JobKey| self.told_to_belong.get(k);
-            let heard: BTreeSet<NodeId> =
-                over.iter().filter_map(heard).flatten().copied().collect();
-            self.greet(heard, is_news);
+        } else if !hear.is_empty() {
+            self.greet(hear, is_news);
         }
-        self.told_to_belong.retain(|key, _| !over.contains(key));
         if self.jobs.values().any(Job::is_led_here) {
             self.greet_again.get_or_insert(now + GREET_EVERY);
         } else {

@@ -1,10 +1,11 @@
 //! The applicant: a launcher on this node that is not a member yet asks at the right door, again
 //! and again, and people are told what it waits for.
 
+use std::cmp::Ordering;
 use std::net::SocketAddr;
 
 use super::member::Local;
-use super::{Ctx, Head, Job, REPEAT};
+use super::{Ctx, Job, REPEAT};
 use crate::agent::Notice;
 use crate::ids::{Digest, LauncherId, NodeId};
 use crate::local::ToLauncher;
@@ -380,10 +381,16 @@ impl Job {
                 let have = self.head_digest();
                 self.send(ctx, from, JobMessage::Ask { have });
             }
-            let newer = |h: &Head| h.lineage() == advert.lineage && h.record.number > advert.number;
-            if self.door_asked() == Some(from) && self.live().is_some_and(newer) {
+            let same_life = self.live().filter(|h| h.lineage() == advert.lineage);
+            let known = same_life.map(|h| h.record.number.cmp(&advert.number));
+            if known == Some(Ordering::Less) {
+                let have = self.head_digest();
+                self.send(ctx, from, JobMessage::Ask { have });
+            }
+            if known == Some(Ordering::Greater) && self.door_asked() == Some(from) {
                 // It has not heard of the generation that is known here, and perhaps leads it.
                 self.applicant.asked = Some((from, ctx.now + DOOR_CHANGE - REPEAT));
+                (self.applicant.mute, self.applicant.heard) = (false, ctx.now);
                 return self.wake_at(ctx.now + DOOR_CHANGE, "renew the ticket");
             }
             let reachable = advert.leader.filter(|n| ctx.reachable(*n) && *n != from);

@@ -322,7 +322,7 @@ impl Job {
         self.gathering
             .tickets
             .retain(|n, h| record.member(*n) != Some(&h.ticket.member));
-        self.look_at_waiting_again(ctx, &record);
+        self.send_waiting_on(ctx, &record);
         self.voter.on_install(&record);
         self.notice(Notice::Decided {
             key: self.key.clone(),

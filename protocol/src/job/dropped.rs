@@ -372,7 +372,9 @@ impl Job {
             self.say_held(ctx, to.filter(|n| *n != from).collect());
         }
         // A leader that restarts waits for them, too, and no longer for what was unknown.
-        let held = self.held_ms(ctx);
+        let until = self.dropped.values().map(|d| d.until);
+        let until = until.chain(self.forgotten).max();
+        let held = rounded_up(until.map_or(Span::ZERO, |at| at.since(ctx.now)));
         let kept = self.durable.held(ctx.now);
         let longer = kept < Span::from_millis(ms.into());
         if longer || (again || unknown) && kept > Span::ZERO {

@@ -17,6 +17,8 @@ pub(super) struct Held {
     pub(super) renewed: Time,
     /// Since when its launcher has waited, here or elsewhere.
     waits_since: Time,
+    /// The life that had begun to end when it came.
+    pub(super) ending: Option<Digest>,
 }
 
 /// The tickets that came here.
@@ -126,6 +128,7 @@ impl Job {
         let came = ctx.now - Span::from_millis(ticket.waited_ms.into());
         let held = Held {
             waits_since: again.map_or(came, |h| h.waits_since),
+            ending: again.and_then(|h| h.ending),
             ticket,
             first,
             renewed: ctx.now,

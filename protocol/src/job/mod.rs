@@ -546,11 +546,19 @@ impl Job {
         self.advert(cfg, peers).into_iter().chain(gathering)
     }
 
-    /// Whether this node is a member or a voter of a generation that runs, as far as is known here.
-    pub(crate) fn belongs(&self, cfg: &Config) -> bool {
+    /// The life of the job that runs, if this node is a member or a voter of its newest generation, as far as is known
+    /// here.
+    pub(crate) fn belongs(&self, cfg: &Config) -> Option<Digest> {
         let votes = |head: &Head| head.voting().is_voter(cfg.voter());
-        self.live()
-            .is_some_and(|head| head.record.has(cfg.node) || votes(head))
+        let head = self.live()?;
+        (head.has(cfg.node) || votes(head)).then(|| head.lineage())
+    }
+
+    /// Whether this peer, which was told that this node belongs to the generation before, has to hear from it that it
+    /// no longer does: the leader tells all, and the other members know.
+    pub(crate) fn tells_of_end(&self, me: NodeId, peer: NodeId) -> bool {
+        let before = self.before.as_ref();
+        before.is_none_or(|b| !b.has(peer) || b.record.leader() == Some(me))
     }
 
     /// The word of this agent on its head.
@@ -566,7 +574,7 @@ impl Job {
                 .record
                 .leader()
                 .filter(|_| !self.has_no_store_left(cfg.node, peers.all)),
-            belongs: self.belongs(cfg),
+            belongs: self.belongs(cfg).is_some(),
             deserted: self.says_deserted(cfg.node, peers.all),
             left_behind,
             started: left_behind && self.had_started(cfg.node),

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 
 use super::gathering::Held;
 use super::second_look::Verdict;
+use super::spares::Joining;
 use super::store::differs;
 use super::{Ctx, Job};
 use crate::budget;
@@ -511,11 +512,11 @@ impl Job {
         (ctx.now < due && members().any(hopeless) && !members().all(tried)).then_some(due)
     }
 
-    /// The life of the job in which tickets may wait: the one that runs, unless it has begun to end. A launcher that
-    /// was started with other flags is of the next one ([`differs`]).
-    pub(super) fn life_to_join(&self, ctx: &Ctx<'_>) -> Option<Digest> {
+    /// Whether tickets may wait in the life of the job that runs. A launcher that was started with other flags is of the
+    /// next one ([`differs`]).
+    pub(super) fn joining(&self, ctx: &Ctx<'_>) -> Joining {
         let (Some(head), Some(lead)) = (self.live(), &self.lead) else {
-            return None;
+            return Joining::Unclear;
         };
         let record = &head.record;
         let a = self.assess(ctx, record);
@@ -530,8 +531,11 @@ impl Job {
         // A launcher that came when those who took part were gone does not share their end: it may have been voted on
         // before.
         let gone = !self.any_member_lives(ctx, record);
-        let ends = a.cancel || fails || finishes || all_leave || given_up || gone;
-        (!ends).then(|| head.lineage())
+        match a.cancel || fails || finishes || all_leave || given_up {
+            true => Joining::Ends,
+            false if gone => Joining::Unclear,
+            false => Joining::Life(head.lineage()),
+        }
     }
 
     /// Whether it is known that a ticket which may wait in the life that runs does so.

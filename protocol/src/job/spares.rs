@@ -15,13 +15,32 @@ use crate::wire::{Advert, JobMessage, Ticket, Wait};
 /// Of their tickets, which this agent holds as it does those of others that gather.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Spares {
-    /// Nodes whose launchers came just now and have not been told in which life they wait, and whether the one that
-    /// runs could be joined since then.
+    /// Nodes whose launchers came just now and have not been told in which life they wait, and whether the life that
+    /// runs could be joined at some time since. Those that came when it had begun to end are not among them.
     untold: BTreeMap<NodeId, bool>,
     /// When a majority may have said that this life goes on.
     look_at: Time,
     /// Tickets that the leader holds, by its word: for a member that has to go on without it.
     passed_on: BTreeMap<NodeId, PassedOn>,
+}
+
+/// Whether a launcher that comes now may wait in the life that runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Joining {
+    Life(Digest),
+    /// It has begun to end.
+    Ends,
+    /// Another node leads it, or nobody is known to live in it.
+    Unclear,
+}
+
+impl Joining {
+    fn life(self) -> Option<Digest> {
+        match self {
+            Joining::Life(lineage) => Some(lineage),
+            Joining::Ends | Joining::Unclear => None,
+        }
+    }
 }
 
 /// A ticket that the leader of the generation passed on.
@@ -35,6 +54,7 @@ struct PassedOn {
 impl Spares {
     pub(super) fn withdraw(&mut self, node: NodeId) {
         self.passed_on.remove(&node);
+        self.untold.remove(&node);
     }
 
     /// Those that decide have said anew what they know.
@@ -57,9 +77,20 @@ impl Job {
         let fits = held.filter(|h| self.live().is_some_and(|l| !differs(&h.ticket, &l.record)));
         let known = fits.is_some_and(|h| self.waits_in_life(h));
         let asks = fits.is_some() && new;
-        let life = fits.filter(|_| known || new);
-        let life = life.and_then(|_| self.life_to_join(ctx));
-        if asks && (life.is_none() || !known) {
+        let joining = match asks || fits.is_some() && known {
+            true => self.joining(ctx),
+            false => Joining::Unclear,
+        };
+        let life = joining.life();
+        if new {
+            self.gathering.spares.untold.remove(&node);
+        }
+        let ending = self.live().filter(|_| joining == Joining::Ends);
+        let ending = ending.map(Head::lineage);
+        if let Some(held) = self.gathering.tickets.get_mut(&node).filter(|_| asks) {
+            held.ending = ending;
+        }
+        if asks && joining != Joining::Ends && (life.is_none() || !known) {
             // Voters acknowledge the next heartbeat by then. Its launcher asks again as well, but later.
             if self.gathering.spares.untold.is_empty() {
                 self.gathering.spares.look_at = ctx.now + Span(ctx.cfg.suspect_after.0 / 8);
@@ -88,12 +119,17 @@ impl Job {
         if self.gathering.spares.untold.is_empty() {
             return;
         }
-        let life = self.life_to_join(ctx);
+        let spares = &self.gathering.spares;
+        let waits = ctx.now < spares.look_at;
+        if waits && spares.untold.values().all(|joins| *joins) {
+            return self.look_for_life();
+        }
+        let life = self.joining(ctx).life();
         let spares = &mut self.gathering.spares;
         if life.is_some() {
             spares.untold.values_mut().for_each(|joins| *joins = true);
         }
-        if ctx.now < spares.look_at {
+        if waits {
             return self.look_for_life();
         }
         for (node, joins) in std::mem::take(&mut spares.untold) {
@@ -102,7 +138,7 @@ impl Job {
             };
             if life.is_some() && self.waits_in_life(held) {
                 self.answer(ctx, node, life);
-            } else if ctx.now < held.first + REPEAT {
+            } else if ctx.now < held.first.max(self.installed_at) + REPEAT {
                 self.gathering.spares.untold.insert(node, joins);
             }
         }
@@ -147,45 +183,52 @@ impl Job {
         }
     }
 
-    /// A generation follows that has no place for those whose tickets are here. Where they came as nobody was known to
-    /// live in the one before, they may wait in the life that goes on now; where another node leads it, they have to
-    /// ask there.
-    pub(super) fn look_at_waiting_again(&mut self, ctx: &Ctx<'_>, record: &Arc<Record>) {
+    /// A generation follows that has no place for those whose tickets are here. Where another node leads it, they have
+    /// to ask there.
+    pub(super) fn send_waiting_on(&mut self, ctx: &Ctx<'_>, record: &Arc<Record>) {
+        let spares = &mut self.gathering.spares;
         if record.kind.is_terminal() {
-            return;
+            return spares.untold.clear();
         }
-        let waiting = self.gathering.tickets.values();
-        let waiting = waiting.filter(|h| !differs(&h.ticket, record));
-        let waiting = waiting.map(|h| {
-            (
-                h.ticket.member.node,
-                h.ticket.knows,
-                h.ticket.member.launcher,
-            )
-        });
-        let waiting: Vec<_> = waiting.collect();
+        if record.number == 1 {
+            spares.untold.values_mut().for_each(|joins| *joins = false);
+        }
+        self.drop_void_tickets(ctx);
         let leader = self.acting_leader(ctx, record);
-        if leader != Some(ctx.me()) {
-            let advert = self.advert(ctx.cfg, ctx.peers);
-            let advert = advert.map(|advert| Advert { leader, ..advert });
-            for (node, knows, launcher) in waiting {
-                if knows == record.parent {
-                    let record = record.clone();
-                    self.send(ctx, node, JobMessage::Decided { record });
-                } else if let Some(advert) = advert.clone() {
-                    let wait = Wait::Elsewhere { advert };
-                    self.acknowledge(ctx, node, launcher, Digest::ZERO, wait);
-                }
+        if leader == Some(ctx.me()) {
+            // They came before this was known here.
+            let lineage = self.live().map(Head::lineage);
+            let tickets = self.gathering.tickets.iter();
+            let came = tickets.filter(|(_, h)| !differs(&h.ticket, record) && h.ending != lineage);
+            let spares = &mut self.gathering.spares;
+            for (node, _) in came {
+                spares.untold.entry(*node).or_insert(false);
+            }
+            if !spares.untold.is_empty() {
+                spares.look_at = ctx.now + Span(ctx.cfg.suspect_after.0 / 8);
+                self.look_for_life();
             }
             return;
         }
-        let spares = &mut self.gathering.spares;
-        spares
-            .untold
-            .extend(waiting.into_iter().map(|(node, ..)| (node, true)));
-        if !spares.untold.is_empty() {
-            spares.look_at = ctx.now + Span(ctx.cfg.suspect_after.0 / 8);
-            self.look_for_life();
+        let advert = self.advert(ctx.cfg, ctx.peers);
+        let Some(advert) = advert.map(|advert| Advert { leader, ..advert }) else {
+            return;
+        };
+        let waiting = self.gathering.tickets.values();
+        let waiting = waiting.filter(|h| !differs(&h.ticket, record));
+        let waiting = waiting.map(|h| {
+            let (member, knows) = (&h.ticket.member, h.ticket.knows);
+            (member.node, member.launcher, knows)
+        });
+        for (node, launcher, knows) in waiting.collect::<Vec<_>>() {
+            if record.number > 1 && knows == record.parent {
+                let record = record.clone();
+                self.send(ctx, node, JobMessage::Decided { record });
+            } else {
+                let advert = advert.clone();
+                let wait = Wait::Elsewhere { advert };
+                self.acknowledge(ctx, node, launcher, Digest::ZERO, wait);
+            }
         }
     }
 

@@ -185,6 +185,9 @@ impl Job {
                     (Body::Claim(record), true) if news => {
                         let record = Arc::new(*record);
                         if own {
+                            if record.kind.is_terminal() && record.parent == self.head_digest() {
+                                self.tell_life_at_end(ctx);
+                            }
                             self.tell_claimed(ctx, &record);
                         }
                         self.on_claimed(ctx, record);
@@ -280,7 +283,9 @@ impl Job {
             .head
             .as_ref()
             .is_none_or(|h| !follows || record.number > h.record.number);
-        let free = self.live().is_none();
+        // The log is read from where it was left, and others may have told of ends in it, and of what came after them.
+        let over = || self.durable.has_ended(record.lineage());
+        let free = self.live().is_none() && !over();
         if newer && (follows || (free && (concerns_me || record.kind.is_terminal()))) {
             self.install(ctx, record);
         }

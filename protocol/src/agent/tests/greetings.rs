@@ -14,7 +14,8 @@ fn said(s: &Scripted, to: NodeId) -> Option<&Advert> {
     hello.jobs.iter().find(|a| a.key == key("j"))
 }
 
-/// Its leader tells all of the end. Who came while the job ran took this member's word, too, and nobody else mends it.
+/// Its leader tells all of the end. A peer that came while the job ran took this member's word, too, and nobody else mends
+/// it.
 #[test]
 fn those_that_were_told_of_a_generation_hear_of_its_end() {
     let mut s = Scripted::new(config(1, 3), Vec::new());

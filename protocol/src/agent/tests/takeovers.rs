@@ -1,5 +1,5 @@
-//! A node that is no member of what a job's log says is running, and whose launcher waits to go on with it: whose word
-//! it takes for that nobody is left (R14).
+//! A node is no member of what a job's log says is running, and its launcher waits to go on with it: on whose word it
+//! takes the job over (R14).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
