@@ -653,8 +653,13 @@ impl Agent {
                 // That it is over nobody else tells those who take no part in it.
                 let before = was.and_then(|w| w.belongs);
                 if before.is_some() && before != now.belongs {
-                    let told = self.told_to_belong.remove(key).into_iter().flatten();
-                    hear.extend(told.filter(|n| job.tells_of_end(me, *n)));
+                    let told = self.told_to_belong.remove(key).unwrap_or_default();
+                    let tells = |n: &NodeId| job.tells_of_end(me, *n);
+                    let (hears, knows): (BTreeSet<_>, BTreeSet<_>) =
+                        told.into_iter().partition(tells);
+                    hear.extend(hears);
+                    // These hear of the end of a later life, if they have no part in that.
+                    self.told_to_belong.insert(key.clone(), knows);
                     over.insert(key.clone());
                 }
                 self.heads.insert(key.clone(), now);
