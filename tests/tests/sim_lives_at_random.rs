@@ -39,6 +39,8 @@ struct Lives {
     conductor: Conductor,
     rng: Rng,
     now: u64,
+    /// The lives so far, for people.
+    story: String,
 }
 
 impl Lives {
@@ -64,6 +66,7 @@ impl Lives {
             conductor,
             rng: Rng::new(seed ^ 0x6c69_7665),
             now: 0,
+            story: String::new(),
         }
     }
 
@@ -188,36 +191,32 @@ impl Lives {
         ];
         self.pass(3 * SEC)?;
         let mut before = Vec::new();
-        let mut story = String::new();
         for life in 0..LIVES {
             let nodes = self.chosen(&before);
             let apart = [0, 500 * MS, 2 * SEC][self.rng.index(3)];
-            story += &format!(
-                "\n  {} ms: life {life} on {nodes:?}, {apart}",
-                self.now / MS
-            );
+            let at = self.now / MS;
+            self.story += &format!("\n  {at} ms: life {life} on {nodes:?}, {apart}");
             let ended = self.conductor.world.now;
             for (at, node) in nodes.iter().enumerate() {
                 if at > 0 {
-                    self.pass(apart).map_err(|why| format!("{why}{story}"))?;
+                    self.pass(apart)?;
                 }
                 self.put(Step::LauncherStart { node: *node });
             }
             let asked = self.now + ASKED;
-            let went = self.begins(&nodes, ended);
-            let members = went.map_err(|why| format!("life {life} {why}{story}"))?;
+            let members = self.begins(&nodes, ended)?;
             let lasts = [50 * MS, SEC, 3 * SEC][self.rng.index(3)];
             let lasts = asked.saturating_sub(self.now) + lasts;
-            self.pass(lasts).map_err(|why| format!("{why}{story}"))?;
+            self.pass(lasts)?;
             if !nodes.iter().all(|node| self.runs(*node)) {
-                return Err(format!("life {life}: one ended before it{story}"));
+                return Err("one ended before its life".to_owned());
             }
             let how = ENDS[self.rng.index(ENDS.len())];
-            story += &format!(", members {members:?}, {} ms: {how:?}", self.now / MS);
-            let went = self.end(how, &nodes, &members);
-            went.map_err(|why| format!("life {life}: {how:?}: {why}{story}"))?;
+            let at = self.now / MS;
+            self.story += &format!(", members {members:?}, {at} ms: {how:?}");
+            self.end(how, &nodes, &members)?;
             let pause = [0, 50 * MS, SEC][self.rng.index(3)];
-            self.pass(pause).map_err(|why| format!("{why}{story}"))?;
+            self.pass(pause)?;
             before = nodes;
         }
         Ok(())
@@ -234,7 +233,8 @@ fn judge(seeds: std::ops::Range<u64>) {
             let mut lives = Lives::new(seed, store);
             lives.conductor.log = only.is_some().then(Vec::new);
             let Err(why) = lives.live() else { continue };
-            wrong.push(format!("seed {seed}, store {store}: {why}"));
+            let story = &lives.story;
+            wrong.push(format!("seed {seed}, store {store}: {why}{story}"));
             let log = lives.conductor.log.take().into_iter().flatten();
             log.filter_map(|(at, step)| trace::line(at, &step))
                 .for_each(|line| println!("{line}"));

@@ -628,7 +628,6 @@ impl Agent {
         let mut forget = Vec::new();
         for (key, job) in &self.jobs {
             let digest = job.head().map_or(Digest::ZERO, |(_, d)| d);
-            let was = self.heads.get(key);
             let now = Greeted {
                 head: digest,
                 belongs: job.belongs(&self.cfg),
@@ -640,6 +639,7 @@ impl Agent {
                 gathers: job.gathers(),
                 unresponsive: job.is_unresponsive(),
             };
+            let was = self.heads.get(key);
             if was != Some(&now) {
                 changed = true;
                 // Only the leader greets anew, so that a change costs each agent one message.

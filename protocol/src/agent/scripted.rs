@@ -532,7 +532,7 @@ pub(super) fn witness(i: usize) -> Voter {
     }
 }
 
-/// What a store that holds this log answers.
+/// The answer of a store that holds this log.
 fn answer(log: &mut BTreeMap<u64, Vec<u8>>, effect: storelog::Effect) -> storelog::Event {
     match effect {
         storelog::Effect::Read { op, slot } => {

@@ -4,7 +4,6 @@
 use std::cmp::Ordering;
 use std::net::SocketAddr;
 
-use super::member::Local;
 use super::{Ctx, Job, REPEAT};
 use crate::agent::Notice;
 use crate::ids::{Digest, LauncherId, NodeId};
@@ -101,8 +100,7 @@ impl Job {
     pub(super) fn drive_applicant(&mut self, ctx: &mut Ctx<'_>) {
         self.dismiss_unwilling(ctx);
         if !self.wants_in(ctx) {
-            let goes = |l: &Local| l.over.is_some() || l.cancel || l.leave.is_some();
-            let goes = self.local.as_ref().is_some_and(goes);
+            let goes = self.local.as_ref().is_some_and(|l| l.over.is_some());
             let over = self.is_member(ctx) || self.is_unresponsive() || goes;
             if let Some((door, _)) = self.applicant.asked.filter(|_| over) {
                 // An agent that only looks on does not hear that this node was let in, or that its launcher goes.
@@ -376,14 +374,11 @@ impl Job {
             self.applicant.deputy.take_if(|d| d.leader == from);
         }
         if let Wait::Elsewhere { advert } = &wait {
-            if advert.leader == Some(ctx.me()) && advert.digest != self.head_digest() {
-                // It leads what it has not heard of: a witness, where no member is left.
-                let have = self.head_digest();
-                self.send(ctx, from, JobMessage::Ask { have });
-            }
             let same_life = self.live().filter(|h| h.lineage() == advert.lineage);
             let known = same_life.map(|h| h.record.number.cmp(&advert.number));
-            if known == Some(Ordering::Less) {
+            // A witness may lead what it has not heard of, where no member is left.
+            let leads = advert.leader == Some(ctx.me()) && advert.digest != self.head_digest();
+            if leads || known == Some(Ordering::Less) {
                 let have = self.head_digest();
                 self.send(ctx, from, JobMessage::Ask { have });
             }

@@ -11,7 +11,7 @@ use crate::ids::{Boot, Digest, NodeId, StoreUuid};
 use crate::local::{Register, Start, ToAgent, ToLauncher};
 use crate::record::{Arbiter, Cause, Kind, Record};
 use crate::time::{Span, Time};
-use crate::wire::{JobMessage, Leave, Order, Status};
+use crate::wire::{Leave, Order, Status};
 
 /// A launcher that is connected and answers nothing for so long, or for twice `suspect_after`, is stopped or blocked.
 /// The others look for rank 0's for longer before they give up.
@@ -664,9 +664,6 @@ impl Job {
         }
         if !self.is_member(ctx) {
             self.dismiss(143, "left while still waiting to join".into());
-            if let Some(to) = self.door_asked() {
-                self.send(ctx, to, JobMessage::Withdraw);
-            }
         }
     }
 
@@ -676,9 +673,6 @@ impl Job {
         }
         if !self.is_member(ctx) {
             self.dismiss(130, "stopped by the user".into());
-            if let Some(to) = self.door_asked() {
-                self.send(ctx, to, JobMessage::Withdraw);
-            }
         }
     }
 

@@ -91,12 +91,11 @@ impl Job {
             held.ending = ending;
         }
         if asks && joining != Joining::Ends && (life.is_none() || !known) {
-            // Voters acknowledge the next heartbeat by then. Its launcher asks again as well, but later.
-            if self.gathering.spares.untold.is_empty() {
-                self.gathering.spares.look_at = ctx.now + Span(ctx.cfg.suspect_after.0 / 8);
-            }
+            let first = self.gathering.spares.untold.is_empty();
             self.gathering.spares.untold.insert(node, life.is_some());
-            self.look_for_life();
+            if first {
+                self.look_soon(ctx);
+            }
         }
         self.answer(ctx, node, life.filter(|_| known));
     }
@@ -107,6 +106,12 @@ impl Job {
             let launcher = held.ticket.member.launcher;
             self.acknowledge(ctx, node, launcher, lineage, wait);
         }
+    }
+
+    /// Voters acknowledge the next heartbeat by then. Launchers ask again as well, but later.
+    fn look_soon(&mut self, ctx: &Ctx<'_>) {
+        self.gathering.spares.look_at = ctx.now + Span(ctx.cfg.suspect_after.0 / 8);
+        self.look_for_life();
     }
 
     fn look_for_life(&mut self) {
@@ -143,8 +148,7 @@ impl Job {
             }
         }
         if !self.gathering.spares.untold.is_empty() {
-            self.gathering.spares.look_at = ctx.now + Span(ctx.cfg.suspect_after.0 / 8);
-            self.look_for_life();
+            self.look_soon(ctx);
         }
     }
 
@@ -205,8 +209,7 @@ impl Job {
                 spares.untold.entry(*node).or_insert(false);
             }
             if !spares.untold.is_empty() {
-                spares.look_at = ctx.now + Span(ctx.cfg.suspect_after.0 / 8);
-                self.look_for_life();
+                self.look_soon(ctx);
             }
             return;
         }

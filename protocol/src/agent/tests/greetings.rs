@@ -1,4 +1,4 @@
-//! What an agent told others of a job is told again once it is so no more.
+//! An agent takes back what it told others of a job once it is so no more.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use crate::ids::NodeId;
 use crate::record::{Cause, Kind, Record};
 use crate::wire::{Advert, JobMessage};
 
-/// What was said to this peer last of the job.
+/// The last word to this peer on the job.
 fn said(s: &Scripted, to: NodeId) -> Option<&Advert> {
     let mut said = s.hellos.iter().rev().filter(|(of, _)| *of == to);
     let (_, hello) = said.next()?;
