@@ -20,6 +20,11 @@ use muster_protocol::control::{FD_ENV, Gate, Reason, Stop, decode_step, fresh_pa
 use muster_runtime::demo::{self, Event, EventLog, Line, Outcome, WorkerArgs};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
+#[path = "../src/testing/port.rs"]
+mod port;
+
+use self::port::HeldPort;
+
 const ARGS_ENV: &str = "MUSTER_TEST_WORKER_ARGS";
 const BOUND: Duration = Duration::from_secs(60);
 
@@ -87,9 +92,7 @@ fn poll_until<T>(what: &str, mut get: impl FnMut() -> Option<T>) -> T {
 }
 
 fn start(args: &WorkerArgs, generation: u64, world: u32) -> Vec<Worker> {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
-    drop(listener);
+    let port = Box::leak(Box::new(HeldPort::new())).port();
     let args: Vec<String> = args
         .to_args()
         .into_iter()

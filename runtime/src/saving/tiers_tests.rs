@@ -131,11 +131,8 @@ fn checkpoint(place: &Path) -> (Id, Files) {
     (digest, files.collect())
 }
 
-/// Nobody listens there.
-fn nobody() -> u16 {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    listener.local_addr().unwrap().port()
-}
+/// Nobody listens there. A port that was free a moment ago may be that of the next launcher.
+const NOBODY: u16 = 1;
 
 /// Opens it, with what these hold.
 fn open(place: &Path, digest: Id, own: u16, peers: &[u16]) -> Restore {
@@ -165,7 +162,7 @@ fn what_peers_hold_is_not_read_from_the_store() {
     let place = tempfile::tempdir().unwrap();
     let (digest, files) = checkpoint(place.path());
     std::fs::remove_dir_all(place.path().join("data")).unwrap();
-    let without = restore(place.path(), digest, nobody(), &[]);
+    let without = restore(place.path(), digest, NOBODY, &[]);
     assert!(without.is_err(), "{without:?}");
     let total: u64 = files.values().map(|file| file.len() as u64).sum();
     // Each holds one of the two files; a third is not there at all.
@@ -173,10 +170,10 @@ fn what_peers_hold_is_not_read_from_the_store() {
     let (name, first) = others.pop_first().unwrap();
     let peers = [
         launcher("n1", others, Does::Well),
-        nobody(),
+        NOBODY,
         launcher("n2", [(name, first.clone())].into(), Does::Well),
     ];
-    let origins = restore(place.path(), digest, nobody(), &peers).unwrap();
+    let origins = restore(place.path(), digest, NOBODY, &peers).unwrap();
     assert_eq!(from(&origins, "n2's memory"), first.len() as u64);
     assert_eq!(from(&origins, "n1's memory"), total - first.len() as u64);
     assert_eq!(from(&origins, "the store"), 0);
@@ -195,14 +192,14 @@ fn what_a_peer_does_wrong_costs_nothing_but_time() {
         (Does::Breaks, "n1's memory failed"),
     ] {
         let bad = launcher("n1", files.clone(), does);
-        let origins = restore(place.path(), digest, nobody(), &[bad]).unwrap();
+        let origins = restore(place.path(), digest, NOBODY, &[bad]).unwrap();
         assert_eq!(from(&origins, "the store"), total, "{does:?}: {origins:?}");
         assert_eq!(from(&origins, "n1's memory"), 0, "{does:?}: {origins:?}");
         let why = origins.why.unwrap();
         assert!(why.contains(words), "{does:?}: {why}");
         // Another peer comes before the store.
         let good = launcher("n2", files.clone(), Does::Well);
-        let origins = restore(place.path(), digest, nobody(), &[bad, good]).unwrap();
+        let origins = restore(place.path(), digest, NOBODY, &[bad, good]).unwrap();
         assert_eq!(
             from(&origins, "n2's memory"),
             total,
@@ -222,10 +219,10 @@ fn damage_in_memory_and_on_disk_is_damage() {
         std::fs::write(place.path().join(file), bytes).unwrap();
     }
     let bad = launcher("n1", files.clone(), Does::Flips);
-    let error = restore(place.path(), digest, nobody(), &[bad]).unwrap_err();
+    let error = restore(place.path(), digest, NOBODY, &[bad]).unwrap_err();
     assert!(error.damage().is_some(), "{error}");
     let good = launcher("n2", files, Does::Well);
-    restore(place.path(), digest, nobody(), &[bad, good]).unwrap();
+    restore(place.path(), digest, NOBODY, &[bad, good]).unwrap();
 }
 
 #[test]
@@ -284,7 +281,7 @@ fn several_loads_at_once_find_no_damage_that_is_none() {
     let (digest, files) = checkpoint(place.path());
     let bad = launcher("n1", files, Does::Flips);
     for _ in 0..5 {
-        let opened = open(place.path(), digest, nobody(), &[bad]);
+        let opened = open(place.path(), digest, NOBODY, &[bad]);
         thread::scope(|scope| {
             let loads = [(); 6].map(|()| scope.spawn(|| load_all(&opened)));
             for load in loads {
@@ -320,14 +317,14 @@ fn of_many_launchers_no_more_are_asked_than_it_takes() {
     let has_all = launcher("n1", files, Does::Well);
     let mut peers = vec![empty; 200];
     peers[20] = has_all;
-    let origins = restore(place.path(), digest, nobody(), &peers).unwrap();
+    let origins = restore(place.path(), digest, NOBODY, &peers).unwrap();
     assert_eq!(from(&origins, "n1's memory"), total);
     assert_eq!(taken(&asked), 63);
     // What those do not have is looked for, no further than it is found.
     let mut peers = vec![empty; 200];
     peers[70] = launcher("n2", [(name, first.clone())].into(), Does::Well);
     peers[130] = launcher("n3", second, Does::Well);
-    let origins = restore(place.path(), digest, nobody(), &peers).unwrap();
+    let origins = restore(place.path(), digest, NOBODY, &peers).unwrap();
     assert_eq!(from(&origins, "n2's memory"), first.len() as u64);
     assert_eq!(from(&origins, "n3's memory"), total - first.len() as u64);
     assert_eq!((from(&origins, "the store"), origins.why), (0, None));

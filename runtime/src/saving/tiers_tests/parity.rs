@@ -130,10 +130,10 @@ fn what_nobody_has_comes_out_of_parity() {
     std::fs::remove_dir_all(place.path().join("data")).unwrap();
     let total: u64 = second.values().map(|file| file.len() as u64).sum();
     let other = launcher("n1", second, Does::Well);
-    let without = restore(place.path(), digest, nobody(), &[other]);
+    let without = restore(place.path(), digest, NOBODY, &[other]);
     assert!(without.is_err(), "{without:?}");
     let peers = [other, adds("n2", &files, 40, Adds::Well)];
-    let origins = restore(place.path(), digest, nobody(), &peers).unwrap();
+    let origins = restore(place.path(), digest, NOBODY, &peers).unwrap();
     assert_eq!(from(&origins, "n2's parity with n1's memory"), first);
     assert_eq!(
         from(&origins, "n1's memory"),
@@ -165,7 +165,7 @@ fn what_does_not_come_out_comes_from_the_store() {
         ),
         (Adds::Hangs, whole, "n2's parity failed"),
         // The other part is not where it was, or not what it was.
-        (Adds::Well, nobody(), "which is in no memory"),
+        (Adds::Well, NOBODY, "which is in no memory"),
         (
             Adds::Well,
             launcher("n3", second.clone(), Does::Flips),
@@ -178,7 +178,7 @@ fn what_does_not_come_out_comes_from_the_store() {
         ),
     ] {
         let peers = [other, adds("n2", &files, 40, does)];
-        let origins = restore(place.path(), digest, nobody(), &peers).unwrap();
+        let origins = restore(place.path(), digest, NOBODY, &peers).unwrap();
         let left = from(&origins, "the store");
         assert!(left >= first, "{does:?}: {origins:?}");
         let parity = origins.from.iter().any(|(who, _)| who.contains("parity"));
@@ -187,7 +187,7 @@ fn what_does_not_come_out_comes_from_the_store() {
         // Other parity comes before the store, where what it needs is there.
         if other == whole {
             let peers = [peers[0], peers[1], adds("n4", &files, 40, Adds::Well)];
-            let origins = restore(place.path(), digest, nobody(), &peers).unwrap();
+            let origins = restore(place.path(), digest, NOBODY, &peers).unwrap();
             let parity = from(&origins, "n4's parity with n1's memory");
             assert_eq!(parity, first, "{does:?}: {origins:?}");
             assert_eq!(from(&origins, "the store"), 0, "{does:?}: {origins:?}");
@@ -201,7 +201,7 @@ fn a_sum_of_one_needs_nobody_else() {
     let (digest, files, first, second) = two(place.path());
     let total: u64 = second.values().map(|file| file.len() as u64).sum();
     let peers = [adds("n2", &files, 40, Adds::One)];
-    let origins = restore(place.path(), digest, nobody(), &peers).unwrap();
+    let origins = restore(place.path(), digest, NOBODY, &peers).unwrap();
     assert_eq!(from(&origins, "n2's parity"), first);
     // Of the other one it has nothing.
     assert_eq!(from(&origins, "the store"), total);
@@ -213,7 +213,7 @@ fn a_part_of_nothing_spoils_no_other() {
     let (digest, files, first, second) = two(place.path());
     let other = launcher("n1", second, Does::Well);
     let peers = [other, adds("n2", &files, 40, Adds::Names)];
-    let origins = restore(place.path(), digest, nobody(), &peers).unwrap();
+    let origins = restore(place.path(), digest, NOBODY, &peers).unwrap();
     assert_eq!(from(&origins, "n2's parity with n1's memory"), first);
     assert_eq!((from(&origins, "the store"), origins.why), (0, None));
 }
@@ -224,7 +224,7 @@ fn all_parity_is_asked_for_however_much_there_is() {
     let (digest, files, first, second) = two(place.path());
     let other = launcher("n1", second, Does::Well);
     let peers = [other, adds("n2", &files, 40, Adds::Last)];
-    let origins = restore(place.path(), digest, nobody(), &peers).unwrap();
+    let origins = restore(place.path(), digest, NOBODY, &peers).unwrap();
     assert_eq!(from(&origins, "n2's parity with n1's memory"), first);
     assert_eq!((from(&origins, "the store"), origins.why), (0, None));
 }
@@ -239,7 +239,7 @@ fn parity_and_what_it_needs_are_found_among_many() {
     // The sum is near, what has to be taken from it is far.
     peers[3] = adds("n2", &files, 40, Adds::Well);
     peers[199] = launcher("n1", second, Does::Well);
-    let origins = restore(place.path(), digest, nobody(), &peers).unwrap();
+    let origins = restore(place.path(), digest, NOBODY, &peers).unwrap();
     assert_eq!(from(&origins, "n2's parity with n1's memory"), first);
     assert_eq!((from(&origins, "the store"), origins.why), (0, None));
     assert_eq!(asked.load(Ordering::Relaxed), 198);
@@ -251,7 +251,7 @@ fn parity_of_another_step_is_none() {
     let (digest, files, first, second) = two(place.path());
     let other = launcher("n1", second, Does::Well);
     let peers = [other, adds("n2", &files, 41, Adds::Well)];
-    let origins = restore(place.path(), digest, nobody(), &peers).unwrap();
+    let origins = restore(place.path(), digest, NOBODY, &peers).unwrap();
     assert_eq!(from(&origins, "the store"), first);
     assert_eq!(origins.why, None, "it is not even asked for");
 }
@@ -263,7 +263,7 @@ fn damage_of_a_helper_is_found_before_it_is_taken_away() {
     let bad = launcher("n1", second.clone(), Does::Flips);
     let good = launcher("n3", second, Does::Well);
     let peers = [bad, good, adds("n2", &files, 40, Adds::Well)];
-    let origins = restore(place.path(), digest, nobody(), &peers).unwrap();
+    let origins = restore(place.path(), digest, NOBODY, &peers).unwrap();
     assert_eq!(from(&origins, "n2's parity with n3's memory"), first);
     assert_eq!(
         (from(&origins, "n1's memory"), from(&origins, "the store")),

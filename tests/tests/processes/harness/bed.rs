@@ -559,7 +559,7 @@ impl Bed {
         for file in files {
             let text = std::fs::read_to_string(&file).unwrap_or_default();
             let lines: Vec<&str> = text.lines().collect();
-            let from = lines.len().saturating_sub(60);
+            let from = lines.len().saturating_sub(2_000);
             eprintln!("--- {}\n{}", file.display(), lines[from..].join("\n"));
         }
     }
