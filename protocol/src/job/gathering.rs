@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::spares::Spares;
+use super::spares::{Spares, Told};
 use super::{Ctx, Job, REPEAT, TICKET_LIFE};
 use crate::ids::{Digest, LauncherId, NodeId};
 use crate::record::{Member, Record};
@@ -17,8 +17,7 @@ pub(super) struct Held {
     pub(super) renewed: Time,
     /// Since when its launcher has waited, here or elsewhere.
     waits_since: Time,
-    /// The life that had begun to end when it came.
-    pub(super) ending: Option<Digest>,
+    pub(super) told: Told,
 }
 
 /// The tickets that came here.
@@ -37,6 +36,12 @@ impl Gathering {
     pub(super) fn withdraw(&mut self, node: NodeId) {
         self.tickets.remove(&node);
         self.spares.withdraw(node);
+    }
+
+    /// What the launcher of this node had been told of its life until now: no more is said to it.
+    pub(super) fn tell(&mut self, node: NodeId) -> Option<Told> {
+        let held = self.tickets.get_mut(&node)?;
+        Some(std::mem::replace(&mut held.told, Told::Done))
     }
 
     /// A life has ended. Those that asked for a place in it `here` go with it, but for those that know its `end`: they
@@ -128,7 +133,7 @@ impl Job {
         let came = ctx.now - Span::from_millis(ticket.waited_ms.into());
         let held = Held {
             waits_since: again.map_or(came, |h| h.waits_since),
-            ending: again.and_then(|h| h.ending),
+            told: again.map_or(Told::Done, |h| h.told),
             ticket,
             first,
             renewed: ctx.now,

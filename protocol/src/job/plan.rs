@@ -532,7 +532,7 @@ impl Job {
         // before.
         let gone = !self.any_member_lives(ctx, record);
         match a.cancel || fails || finishes || all_leave || given_up {
-            true => Joining::Ends,
+            true => Joining::Ends(head.lineage()),
             false if gone => Joining::Unclear,
             false => Joining::Life(head.lineage()),
         }

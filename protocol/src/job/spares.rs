@@ -15,30 +15,45 @@ use crate::wire::{Advert, JobMessage, Ticket, Wait};
 /// Of their tickets, which this agent holds as it does those of others that gather.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Spares {
-    /// Nodes whose launchers came just now and have not been told in which life they wait, and whether the life that
-    /// runs could be joined at some time since. Those that came when it had begun to end are not among them.
-    untold: BTreeMap<NodeId, bool>,
     /// When a majority may have said that this life goes on.
     look_at: Time,
     /// Tickets that the leader holds, by its word: for a member that has to go on without it.
     passed_on: BTreeMap<NodeId, PassedOn>,
 }
 
+/// What the launcher of a ticket knows of the life in which it waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Told {
+    /// All that there is to say, or that could be said in time.
+    Done,
+    /// It has not been told in which life it waits. It `joins` the life that runs where that could be joined at some
+    /// time since it came.
+    NotYet { joins: bool },
+    /// It came when this life had begun to end: it waits for the next one.
+    AtEnd(Digest),
+}
+
 /// Whether a launcher that comes now may wait in the life that runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Joining {
     Life(Digest),
-    /// It has begun to end.
-    Ends,
+    /// This one has begun to end.
+    Ends(Digest),
     /// Another node leads it, or nobody is known to live in it.
     Unclear,
+}
+
+impl Told {
+    fn not_yet(self) -> bool {
+        matches!(self, Told::NotYet { .. })
+    }
 }
 
 impl Joining {
     fn life(self) -> Option<Digest> {
         match self {
             Joining::Life(lineage) => Some(lineage),
-            Joining::Ends | Joining::Unclear => None,
+            Joining::Ends(_) | Joining::Unclear => None,
         }
     }
 }
@@ -54,7 +69,6 @@ struct PassedOn {
 impl Spares {
     pub(super) fn withdraw(&mut self, node: NodeId) {
         self.passed_on.remove(&node);
-        self.untold.remove(&node);
     }
 
     /// Those that decide have said anew what they know.
@@ -66,9 +80,28 @@ impl Spares {
 impl Job {
     /// When the newest of the launchers that have not been told in which life they wait came.
     pub(super) fn untold_since(&self) -> Option<Time> {
-        let untold = self.gathering.spares.untold.keys();
-        let held = untold.filter_map(|node| self.gathering.tickets.get(node));
-        held.map(|h| h.first).max()
+        let untold = self.gathering.tickets.values().filter(|h| h.told.not_yet());
+        untold.map(|h| h.first).max()
+    }
+
+    fn has_untold(&self) -> bool {
+        self.untold_since().is_some()
+    }
+
+    /// Nodes whose launchers have not been told in which life they wait.
+    fn untold(&self) -> Vec<NodeId> {
+        let tickets = self.gathering.tickets.iter();
+        let untold = tickets.filter(|(_, h)| h.told.not_yet());
+        untold.map(|(node, _)| *node).collect()
+    }
+
+    /// All that have not been told join the life that runs, or do not.
+    fn set_joins(&mut self, joins: bool) {
+        for held in self.gathering.tickets.values_mut() {
+            if held.told.not_yet() {
+                held.told = Told::NotYet { joins };
+            }
+        }
     }
 
     /// Answers a ticket that came here, of a launcher that is `new` or known.
@@ -82,20 +115,19 @@ impl Job {
             false => Joining::Unclear,
         };
         let life = joining.life();
-        if new {
-            self.gathering.spares.untold.remove(&node);
-        }
-        let ending = self.live().filter(|_| joining == Joining::Ends);
-        let ending = ending.map(Head::lineage);
+        let told = match joining {
+            Joining::Ends(lineage) => Told::AtEnd(lineage),
+            Joining::Life(_) if known => Told::Done,
+            _ => Told::NotYet {
+                joins: life.is_some(),
+            },
+        };
+        let first = asks && told.not_yet() && !self.has_untold();
         if let Some(held) = self.gathering.tickets.get_mut(&node).filter(|_| asks) {
-            held.ending = ending;
+            held.told = told;
         }
-        if asks && joining != Joining::Ends && (life.is_none() || !known) {
-            let first = self.gathering.spares.untold.is_empty();
-            self.gathering.spares.untold.insert(node, life.is_some());
-            if first {
-                self.look_soon(ctx);
-            }
+        if first {
+            self.look_soon(ctx);
         }
         self.answer(ctx, node, life.filter(|_| known));
     }
@@ -121,33 +153,33 @@ impl Job {
 
     /// Launchers that came just now hear in which life they wait as soon as a majority has said that it goes on.
     pub(super) fn tell_lives(&mut self, ctx: &Ctx<'_>) {
-        if self.gathering.spares.untold.is_empty() {
+        if !self.has_untold() {
             return;
         }
-        let spares = &self.gathering.spares;
-        let waits = ctx.now < spares.look_at;
-        if waits && spares.untold.values().all(|joins| *joins) {
+        let waits = ctx.now < self.gathering.spares.look_at;
+        let mut all = self.gathering.tickets.values();
+        if waits && all.all(|h| h.told != Told::NotYet { joins: false }) {
             return self.look_for_life();
         }
         let life = self.joining(ctx).life();
-        let spares = &mut self.gathering.spares;
         if life.is_some() {
-            spares.untold.values_mut().for_each(|joins| *joins = true);
+            self.set_joins(true);
         }
         if waits {
             return self.look_for_life();
         }
-        for (node, joins) in std::mem::take(&mut spares.untold) {
-            let Some(held) = self.gathering.tickets.get(&node) else {
-                continue;
-            };
-            if life.is_some() && self.waits_in_life(held) {
+        for node in self.untold() {
+            let held = self.gathering.tickets.get(&node);
+            let tells = life.is_some() && held.is_some_and(|h| self.waits_in_life(h));
+            let since = held.map_or(self.installed_at, |h| h.first.max(self.installed_at));
+            if tells {
                 self.answer(ctx, node, life);
-            } else if ctx.now < held.first.max(self.installed_at) + REPEAT {
-                self.gathering.spares.untold.insert(node, joins);
+            }
+            if tells || ctx.now >= since + REPEAT {
+                self.gathering.tell(node);
             }
         }
-        if !self.gathering.spares.untold.is_empty() {
+        if self.has_untold() {
             self.look_soon(ctx);
         }
     }
@@ -156,9 +188,10 @@ impl Job {
     /// yet: the voters had decided nothing else before.
     pub(super) fn tell_life_at_end(&mut self, ctx: &Ctx<'_>) {
         let life = self.live().map(Head::lineage);
-        let untold = std::mem::take(&mut self.gathering.spares.untold);
-        for (node, _) in untold.into_iter().filter(|(_, joins)| *joins) {
-            self.answer(ctx, node, life);
+        for node in self.untold() {
+            if self.gathering.tell(node) == Some(Told::NotYet { joins: true }) {
+                self.answer(ctx, node, life);
+            }
         }
     }
 
@@ -190,25 +223,27 @@ impl Job {
     /// A generation follows that has no place for those whose tickets are here. Where another node leads it, they have
     /// to ask there.
     pub(super) fn send_waiting_on(&mut self, ctx: &Ctx<'_>, record: &Arc<Record>) {
-        let spares = &mut self.gathering.spares;
         if record.kind.is_terminal() {
-            return spares.untold.clear();
+            for node in self.untold() {
+                self.gathering.tell(node);
+            }
+            return;
         }
         if record.number == 1 {
-            spares.untold.values_mut().for_each(|joins| *joins = false);
+            self.set_joins(false);
         }
         self.drop_void_tickets(ctx);
         let leader = self.acting_leader(ctx, record);
         if leader == Some(ctx.me()) {
             // They came before this was known here.
             let lineage = self.live().map(Head::lineage);
-            let tickets = self.gathering.tickets.iter();
-            let came = tickets.filter(|(_, h)| !differs(&h.ticket, record) && h.ending != lineage);
-            let spares = &mut self.gathering.spares;
-            for (node, _) in came {
-                spares.untold.entry(*node).or_insert(false);
+            for held in self.gathering.tickets.values_mut() {
+                let ends = lineage.is_some_and(|lineage| held.told == Told::AtEnd(lineage));
+                if !held.told.not_yet() && !ends && !differs(&held.ticket, record) {
+                    held.told = Told::NotYet { joins: false };
+                }
             }
-            if !spares.untold.is_empty() {
+            if self.has_untold() {
                 self.look_soon(ctx);
             }
             return;
