@@ -8,6 +8,7 @@ mod holds;
 mod lives;
 mod members;
 mod replaced;
+mod spares;
 mod takeovers;
 mod tickets;
 mod told;
