@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Agent, Effect, MAX_SENT, Notice, URGENT, Watches};
-use crate::ids::{Digest, LauncherId, NodeId};
+use super::{Agent, Effect, Guards, MAX_SENT, Notice, URGENT, Watches};
+use crate::ids::{Digest, JobKey, LauncherId, NodeId};
 use crate::job::Job;
 use crate::membership::{self, Guard, State};
 use crate::time::Time;
@@ -159,6 +159,24 @@ impl Agent {
             });
         }
         wanted.retain(|_, guards| !guards.is_empty());
+        let watched = self.watching.iter().map(|(key, w)| (key, &w.guards));
+        let others = !wanted.iter().eq(watched);
+        if others {
+            self.watch(&wanted, now);
+        }
+        // Its agent may have had another identity before.
+        let here = self.jobs.values().filter(|j| j.conn().is_some());
+        let here = here.filter_map(Job::launcher);
+        for launcher in here.collect::<Vec<_>>() {
+            self.is_at(launcher, self.cfg.node, now);
+        }
+        if others {
+            self.go_on_watching(wanted);
+        }
+    }
+
+    /// The failure detector watches what these jobs want, and nothing else.
+    fn watch(&mut self, wanted: &BTreeMap<JobKey, Guards>, now: Time) {
         let before = all_of(self.watching.values().map(|w| &w.guards));
         let all = all_of(wanted.values());
         for key in before.keys().filter(|key| !all.contains_key(*key)) {
@@ -183,12 +201,9 @@ impl Agent {
                 }
             }
         }
-        // Its agent may have had another identity before.
-        let here = self.jobs.values().filter(|j| j.conn().is_some());
-        let here = here.filter_map(Job::launcher);
-        for launcher in here.collect::<Vec<_>>() {
-            self.is_at(launcher, self.cfg.node, now);
-        }
+    }
+
+    fn go_on_watching(&mut self, wanted: BTreeMap<JobKey, Guards>) {
         let before = std::mem::take(&mut self.watching);
         let watching = wanted.into_iter().map(|(key, guards)| {
             let mut watches = Watches {
@@ -209,9 +224,7 @@ impl Agent {
 }
 
 /// The guards that all jobs want watched, and whether any job asks them for a lease.
-fn all_of<'a>(
-    jobs: impl Iterator<Item = &'a BTreeMap<NodeId, (Guard, bool)>>,
-) -> BTreeMap<(NodeId, Guard), bool> {
+fn all_of<'a>(jobs: impl Iterator<Item = &'a Guards>) -> BTreeMap<(NodeId, Guard), bool> {
     let mut all = BTreeMap::new();
     for (node, (guard, asks)) in jobs.flatten() {
         *all.entry((*node, *guard)).or_default() |= asks;

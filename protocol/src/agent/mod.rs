@@ -70,11 +70,13 @@ impl From<Vec<(JobKey, Vec<u8>)>> for Stored {
     }
 }
 
+/// The guard of a job's launcher on each node that it has watched, and whether that node is asked for a lease.
+type Guards = BTreeMap<NodeId, (Guard, bool)>;
+
 /// Nodes that a job has watched, and the findings.
 #[derive(Clone, Debug, Default)]
 struct Watches {
-    /// The guard of its launcher on each node, and whether that node is asked for a lease.
-    guards: BTreeMap<NodeId, (Guard, bool)>,
+    guards: Guards,
     /// Those that are not alive.
     unwell: BTreeMap<NodeId, State>,
     /// Since when their agents are away.
