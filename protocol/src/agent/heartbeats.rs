@@ -62,7 +62,8 @@ impl Agent {
         self.send(node, Message::Ping { seq, leases });
     }
 
-    /// A start that waits for its lease does not wait for the next regular heartbeat.
+    /// A start that waits for its lease does not wait for the next regular heartbeat, nor does a place for the word of the
+    /// agent that is to get it.
     pub(super) fn ping_urgent(&mut self, now: Time) {
         if now < self.urgent_at {
             return;
@@ -74,6 +75,11 @@ impl Agent {
             .filter(|j| j.lease_urgent())
             .filter_map(Job::voting)
             .flat_map(|r| r.voters().map(|v| v.node).collect::<Vec<_>>())
+            .chain(
+                self.jobs
+                    .values()
+                    .flat_map(|j| j.asks_for_word(now).to_vec()),
+            )
             .filter(|n| *n != me)
             .collect();
         self.urgent_at = now + URGENT;
@@ -82,6 +88,15 @@ impl Agent {
             // Numbers apart from the failure detector's own.
             let seq = self.seq | 1 << 63;
             self.ping(node, seq, now);
+        }
+    }
+
+    /// An agent is there that is to get a place.
+    pub(super) fn is_there(&mut self, node: NodeId, now: Time) {
+        let jobs = self.jobs.iter();
+        let waiting = jobs.filter(|(_, job)| job.asks_for_word(now).contains(&node));
+        for key in waiting.map(|(key, _)| key.clone()).collect::<Vec<_>>() {
+            self.with_job(&key, now, Job::drive);
         }
     }
 

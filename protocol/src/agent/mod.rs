@@ -461,6 +461,7 @@ impl Agent {
                 if let Some(sent) = sent {
                     self.granted(from, &granted, sent, now);
                 }
+                self.is_there(from, now);
             }
             Message::Leaving { grace_ms, reason } => {
                 let until = now + Span::from_millis(grace_ms.into());

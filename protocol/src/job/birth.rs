@@ -98,7 +98,7 @@ impl Job {
         let Some(first) = self.gathering.tickets.values().min_by_key(|h| h.first) else {
             return;
         };
-        let spec = first.ticket.spec.clone();
+        let (spec, came) = (first.ticket.spec.clone(), first.first);
         let have = self.eligible(ctx).count();
         // An operator's word replaces the quorum.
         let least = match self.durable.continues {
@@ -106,8 +106,8 @@ impl Job {
             None => spec.birth_nodes(),
         };
         let few = have < usize::from(least);
-        let gathers = first.first + spec.form_quiet();
-        self.gathering.waits = few && now >= gathers || now >= first.first + REPEAT.times(2);
+        let gathers = came + spec.form_quiet();
+        self.gathering.waits = few && now >= gathers || now >= came + REPEAT.times(2);
         if few {
             if now < gathers {
                 self.wake_at(gathers, "others should know of these launchers");
@@ -120,6 +120,9 @@ impl Job {
             self.gathering.last_new = now;
         }
         self.births.held = held.is_some();
+        let nodes = self.eligible(ctx).map(|h| h.ticket.member.node).collect();
+        let (most, since) = (usize::from(spec.max_nodes), self.gathering.last_new);
+        let awaited = self.awaits_newcomers(ctx, nodes, most, since);
         let quiet = self.gathering.last_new + spec.form_quiet();
         if have < usize::from(spec.max_nodes) && now < quiet {
             self.wake_at(quiet, "quiet before forming");
@@ -141,17 +144,18 @@ impl Job {
         {
             return self.wake_at(at, "a birth without a claim");
         }
-        let fault = first.first;
         // Some of those that waited in the life before may have asked for another specification.
         if self.refuse_unlike(ctx) {
             return;
         }
         self.phases = crate::agent::Phases {
-            fault,
+            fault: came,
             detected: now,
             ..Default::default()
         };
-        self.propose_birth(ctx, spec);
+        if !awaited {
+            self.propose_birth(ctx, spec, least);
+        }
     }
 
     /// Until when somebody of the life before may still be training, as those say who are here.
@@ -171,8 +175,14 @@ impl Job {
             .filter(|at| ctx.now < *at && !ctx.cfg.flaws.skip_r16)
     }
 
-    fn propose_birth(&mut self, ctx: &mut Ctx<'_>, spec: crate::spec::JobSpec) {
-        let mut held: Vec<&Held> = self.eligible(ctx).collect();
+    fn propose_birth(&mut self, ctx: &mut Ctx<'_>, spec: crate::spec::JobSpec, least: u16) {
+        let since = self.gathering.last_new;
+        let heard = |h: &&Held| ctx.was_there(h.ticket.member.node, since);
+        let mut held: Vec<&Held> = self.eligible(ctx).filter(heard).collect();
+        if held.len() < usize::from(least) {
+            // Those that say nothing are soon forgotten.
+            return;
+        }
         held.sort_by_key(|h| (h.first, h.ticket.member.node));
         held.truncate(usize::from(spec.max_nodes));
         let stores: BTreeSet<_> = held.iter().map(|h| h.ticket.store).collect();
@@ -354,7 +364,7 @@ impl Job {
     }
 
     /// Two proposers that got into each other's way try again at different times.
-    fn pause_births(&mut self, ctx: &mut Ctx<'_>) {
+    pub(super) fn pause_births(&mut self, ctx: &mut Ctx<'_>) {
         let pause = ctx.rng.below(ctx.cfg.birth_timeout.0 / 2);
         self.births.not_before = ctx.now + crate::time::Span(pause);
         self.wake_at(self.births.not_before, "another birth");

@@ -90,8 +90,10 @@ impl Job {
     /// now would be answered by the same word, without end.
     fn take_up_end(&mut self, ctx: &mut Ctx<'_>, record: Arc<Record>) {
         self.withdraw_birth(ctx);
-        if self.durable.bound.is_none() {
-            self.install(ctx, record);
+        match self.durable.bound.is_none() {
+            true => self.install(ctx, record),
+            // All that know that end would refuse the next one as well.
+            false => self.pause_births(ctx),
         }
     }
 
@@ -210,6 +212,10 @@ impl Job {
         if record.kind.is_terminal() && self.head.is_none() {
             // Our own birth must name this end as its parent, or nobody who knows it accepts it.
             self.withdraw_birth(ctx);
+            if self.durable.bound.is_some() {
+                // Bound to another's birth, this agent does not take the end up: the next one would not name it either.
+                self.pause_births(ctx);
+            }
         }
         let (digest, head) = (record.digest(), self.head_digest());
         if record.kind.is_terminal() && !head.is_zero() && head != digest {

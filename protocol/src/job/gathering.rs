@@ -20,6 +20,13 @@ pub(super) struct Held {
     pub(super) told: Told,
 }
 
+/// Nodes that are to get a place, and whose agents have to say before that they are still there.
+#[derive(Clone, Debug)]
+struct Asked {
+    nodes: Vec<NodeId>,
+    until: Time,
+}
+
 /// The tickets that came here.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Gathering {
@@ -30,6 +37,7 @@ pub(super) struct Gathering {
     pub(super) waits: bool,
     /// When the newest node came, or workers of the life before were waited for no more.
     pub(super) last_new: Time,
+    asked: Option<Asked>,
 }
 
 impl Gathering {
@@ -286,6 +294,34 @@ impl Job {
                 }
             }
         }
+    }
+
+    /// The nodes whose agents are to say at once that they are there.
+    pub(crate) fn asks_for_word(&self, now: Time) -> &[NodeId] {
+        let asked = self.gathering.asked.as_ref().filter(|a| now < a.until);
+        asked.map_or(&[], |a| &a.nodes)
+    }
+
+    /// Whether some of these are still to say that they are there before up to `room` of them get a place: an agent that
+    /// was stopped or cut off since its launcher asked would hold up all others. Those that say nothing get none.
+    pub(super) fn awaits_newcomers(
+        &mut self,
+        ctx: &Ctx<'_>,
+        nodes: Vec<NodeId>,
+        room: usize,
+        since: Time,
+    ) -> bool {
+        let until = since + Span(ctx.cfg.suspect_after.0 / 4);
+        let (heard, silent): (Vec<_>, Vec<_>) =
+            nodes.into_iter().partition(|n| ctx.was_there(*n, since));
+        let waits = ctx.now < until && heard.len() < room && !silent.is_empty();
+        let nodes = silent.into_iter().take(MAX_LIST).collect();
+        self.gathering.asked = waits.then_some(Asked { nodes, until });
+        if waits {
+            let again = ctx.now + Span(ctx.cfg.suspect_after.0 / 64);
+            self.wake_at(until.min(again), "agents of launchers that get a place");
+        }
+        waits
     }
 
     pub(super) fn drop_void_tickets(&mut self, ctx: &Ctx<'_>) {

@@ -14,7 +14,7 @@ use crate::barrier;
 use crate::budget;
 use crate::ids::{Boot, Digest, NodeId};
 use crate::membership::State;
-use crate::record::{Arbiter, Member, Record};
+use crate::record::{Arbiter, Kind, Member, Record};
 use crate::storelog::RETRY_MAX;
 use crate::time::{Span, Time};
 use crate::wire::{Action, JobMessage, Status};
@@ -566,6 +566,16 @@ impl Job {
         due.is_some()
     }
 
+    /// Whether launchers that are to get a place are waited for: they have to be there still.
+    fn awaits_word_of_newcomers(&mut self, ctx: &Ctx<'_>, record: &Record, a: &Assessment) -> bool {
+        let since = self.lead.as_ref().and_then(|l| l.ending);
+        let stays = |n: NodeId| a.survivors.iter().any(|m| m.node == n);
+        let nodes = self.candidates(ctx, record).into_iter();
+        let nodes = nodes.map(|h| h.ticket.member.node).filter(|n| !stays(*n));
+        let (nodes, room) = (nodes.collect(), a.room(record));
+        since.is_some_and(|since| self.awaits_newcomers(ctx, nodes, room, since))
+    }
+
     /// Whether a member looks unwell, so that it may be the cause of another's failure: that shows
     /// within a moment, which is worth waiting for before the job's budget is charged.
     fn doubts(&mut self, ctx: &Ctx<'_>, record: &Record) -> bool {
@@ -696,7 +706,12 @@ impl Job {
                 }
             }
         }
-        let Some(next) = self.next_record(ctx) else {
+        let next = self.next_record(ctx);
+        let over = |next: &Record| !matches!(next.kind, Kind::Next | Kind::Dormant);
+        if !next.as_ref().is_some_and(over) && self.awaits_word_of_newcomers(ctx, record, &a) {
+            return;
+        }
+        let Some(next) = next else {
             let wait = self.live().map(|h| self.wait_of_running(ctx, h, ctx.me()));
             if let Some(wait) = wait {
                 self.tell_wait(ctx, &wait);

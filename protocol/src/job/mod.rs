@@ -148,6 +148,13 @@ impl Ctx<'_> {
         peer.is_some_and(|p| embedded(p) || p.leaving.is_some())
     }
 
+    /// Whether this is the agent here, or one that was there at that time: its last word is hardly older, if at all.
+    fn was_there(&self, node: NodeId, at: Time) -> bool {
+        let since = at - Span(self.cfg.suspect_after.0 / 8);
+        let heard = |node| self.peers.get(node).is_some_and(|p| p.seen >= since);
+        node == self.cfg.node || heard(node)
+    }
+
     /// This agent or a connected one.
     fn reachable(&self, node: NodeId) -> bool {
         node == self.cfg.node || self.peers.connected(node)

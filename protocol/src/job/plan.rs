@@ -332,9 +332,18 @@ impl Job {
         (left > 0).then_some(left)
     }
 
-    /// Tickets that may become memberships now, oldest first: not of nodes that miss a link to a
-    /// member that is there, for they would be dropped again at once.
+    /// Tickets that may become memberships now, oldest first. While the generation ends, its end has to be older than the
+    /// last word of their agents.
     pub(super) fn joiners(&self, ctx: &Ctx<'_>, record: &Record, room: usize) -> Vec<Member> {
+        let ending = self.lead.as_ref().and_then(|l| l.ending);
+        let heard = |h: &&Held| ending.is_none_or(|at| ctx.was_there(h.ticket.member.node, at));
+        let held = self.candidates(ctx, record).into_iter().filter(heard);
+        held.take(room).map(|h| h.ticket.member.clone()).collect()
+    }
+
+    /// Tickets whose launchers may get a place, oldest first: not of nodes that miss a link to a member that is there, for
+    /// they would be dropped again at once.
+    pub(super) fn candidates(&self, ctx: &Ctx<'_>, record: &Record) -> Vec<&Held> {
         let there = |n: &NodeId| {
             let member = record.member(*n);
             member.is_some_and(|m| ctx.reachable(*n) && !self.is_lost(ctx, m))
@@ -350,10 +359,7 @@ impl Job {
             .filter(|h| !h.ticket.unreachable.iter().any(there))
             .collect();
         held.sort_by_key(|h| (h.first, h.ticket.member.node));
-        held.into_iter()
-            .take(room)
-            .map(|h| h.ticket.member.clone())
-            .collect()
+        held
     }
 
     /// Until when more nodes may come before those that are here go on, where nothing runs: as before a birth, each
@@ -372,7 +378,7 @@ impl Job {
             return None;
         }
         let room = a.room(record);
-        let come = self.joiners(ctx, record, room).len();
+        let come = self.candidates(ctx, record).len();
         (0 < come && come < room).then_some(quiet)
     }
 

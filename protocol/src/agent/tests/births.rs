@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::super::scripted::{Scripted, by_store, config, member, next, node, record};
+use super::super::scripted::{Scripted, by_store, config, member, next, node, record, witness};
 use super::told::ticket;
 use crate::record::{Kind, Member, Record};
 use crate::spec::JobSpec;
@@ -169,4 +169,41 @@ fn a_birth_with_a_node_that_is_not_there_binds_for_as_long_as_its_proposer_tries
     assert!(!accepted(&mut s, 2, birth([2, 1], [6, 5])));
     s.pass(Span::from_millis(2_500));
     assert!(accepted(&mut s, 2, birth([2, 1], [6, 5])));
+}
+
+/// It has lost its state, is bound to the birth of another, and hears from two others of an end that it does not know.
+/// Each of its own births is refused by them, with that end.
+#[test]
+fn an_agent_that_is_bound_to_anothers_birth_does_not_propose_its_own_without_end() {
+    let mut s = meeting_place();
+    let first = record(2, 2);
+    let end = Arc::new(Record {
+        kind: Kind::End { cancelled: false },
+        members: Vec::new(),
+        ..next(&first, 7)
+    });
+    // It votes in that one.
+    let theirs = Arc::new(Record {
+        members: vec![member(3)],
+        witnesses: [0, 4].map(witness).to_vec(),
+        ..record(1, 1)
+    });
+    s.hears(4, JobMessage::Birth { record: theirs });
+    let spec = JobSpec {
+        max_nodes: 2,
+        ..JobSpec::default()
+    };
+    s.hears(1, ticket(1, &spec, None));
+    s.pass(Span::from_millis(400));
+    let mut proposed = births(&mut s).len();
+    assert!(proposed > 0);
+    for _ in 0..20 {
+        for from in [2, 3] {
+            let record = end.clone();
+            s.hears(from, JobMessage::Decided { record });
+        }
+        s.pass(Span::from_millis(1));
+        proposed += births(&mut s).len();
+    }
+    assert!(proposed <= 8, "{proposed}");
 }
