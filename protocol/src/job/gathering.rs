@@ -315,8 +315,11 @@ impl Job {
         let (heard, silent): (Vec<_>, Vec<_>) =
             nodes.into_iter().partition(|n| ctx.was_there(*n, since));
         let waits = ctx.now < until && heard.len() < room && !silent.is_empty();
-        let nodes = silent.into_iter().take(MAX_LIST).collect();
-        self.gathering.asked = waits.then_some(Asked { nodes, until });
+        let asked = Asked {
+            nodes: silent,
+            until,
+        };
+        self.gathering.asked = waits.then_some(asked);
         if waits {
             let again = ctx.now + Span(ctx.cfg.suspect_after.0 / 64);
             self.wake_at(until.min(again), "agents of launchers that get a place");
