@@ -150,7 +150,7 @@ const PAUSES: [(u64, u64); 5] = [(0, 0), (5, 5), (20, 0), (50, 20), (200, 0)];
 
 fn cases(seeds: u64) -> impl Iterator<Item = Case> {
     let shapes = [(2, false), (3, false), (2, true), (3, true)];
-    shapes.into_iter().flat_map(|(min_nodes, store)| {
+    shapes.into_iter().flat_map(move |(min_nodes, store)| {
         PAUSES.into_iter().flat_map(move |(pause, apart)| {
             (1..=seeds).map(move |seed| Case {
                 seed,

@@ -292,6 +292,12 @@ impl Job {
                 let gone: Vec<NodeId> = life.tellers.iter().copied().collect();
                 return Some(self.unreached(ctx, &gone));
             };
+            // They are asked each second, and an agent that is stopped keeps its connection.
+            let silent = |n: &NodeId| !ctx.was_there(*n, ctx.now - ctx.cfg.suspect_after);
+            if life.tellers.iter().all(silent) {
+                let silent: Vec<NodeId> = life.tellers.iter().copied().collect();
+                return Some(self.unreached(ctx, &silent));
+            }
             return newest()
                 .all(|(_, a)| a.leader.is_none())
                 .then(|| Obstacle::InStore {

@@ -485,12 +485,16 @@ impl Job {
             let ms = left.as_millis();
             return Wait::Orphan { ms };
         }
-        let mut members = self.survivors(ctx, record);
+        let a = self.assess(ctx, record);
+        let mut members = a.survivors;
         // Whoever asks to be let in goes on with it.
         members.retain(|_| !deserted);
         let max = record.spec.max_nodes;
         // A member is none, however many there are: it waits for the change.
-        if members.len() >= usize::from(max) && !record.has(from) {
+        let ends = self.lead.as_ref().is_some_and(|l| l.ending.is_some());
+        // One whose agent is away keeps its place.
+        let away = if ends { 0 } else { a.away.len() };
+        if members.len() + away >= usize::from(max) && !record.has(from) {
             return Wait::Spare { max };
         }
         let have = members.len() + self.gathering.tickets.len();

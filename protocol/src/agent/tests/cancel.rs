@@ -109,6 +109,25 @@ fn a_life_whose_nodes_cannot_be_reached_any_more_is_not_taken_for_over() {
     assert!(matches!(stage(&s), Some(CancelStage::Failed { .. })));
 }
 
+/// An agent that is stopped keeps its connection, and says nothing: the order is given up with a reason.
+#[test]
+fn a_life_whose_agents_say_nothing_any_more_is_not_waited_for_without_end() {
+    for speaks in [true, false] {
+        let first = record(2, 3);
+        let mut s = outside(&first);
+        s.pass(Span::from_secs(10));
+        orders(&mut s);
+        for _ in 0..10 {
+            if speaks {
+                s.says_hello(1, vec![lives(&first)]);
+            }
+            s.pass(Span::from_secs(1));
+        }
+        let failed = matches!(stage(&s), Some(CancelStage::Failed { .. }));
+        assert_eq!(failed, !speaks, "{:?}", stage(&s));
+    }
+}
+
 #[test]
 fn launchers_that_wait_are_told_once_and_not_taken_for_gone_with_the_link() {
     let gathers = || vec![Advert::gathering(key("j"))];

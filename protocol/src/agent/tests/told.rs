@@ -651,3 +651,26 @@ fn a_launcher_that_came_after_the_end_is_not_told_it() {
         assert!(s.agent.job(&key("j")).is_some_and(|j| !j.is_live()), "{me}");
     }
 }
+
+/// Its place is kept, and nothing changes: training goes on.
+#[test]
+fn a_launcher_without_a_place_is_a_spare_though_the_agent_of_a_member_is_away() {
+    for away in [false, true] {
+        let (mut s, _) = trains(0, 3, &[]);
+        s.peer(3);
+        if away {
+            s.grants.remove(&node(2));
+            s.probes
+                .insert(node(2), (Answer::Refused, Answer::Answered));
+            s.on(Event::Disconnected { node: node(2) });
+            s.pass(Span::from_secs(3));
+        }
+        s.sent.clear();
+        s.hears(3, ticket(3, &record(3, 2).spec, None));
+        let wait = s.sent.iter().find_map(|(to, body)| match body {
+            JobMessage::TicketAck { wait, .. } if *to == node(3) => Some(wait),
+            _ => None,
+        });
+        assert_eq!(wait, Some(&Wait::Spare { max: 3 }), "{away}");
+    }
+}
