@@ -189,9 +189,10 @@ fn each_life_has_one_generation_at_once() {
 #[test]
 fn so_has_nearly_each_life_after_one_that_all_left_or_were_killed_in() {
     let leave = [0, 10, 30, 100, 500].map(|ms| End::Leave(ms * MS));
-    let (killed, all) = wrong(&[End::Kill], 15);
+    // So many that chance says little: 7.3 to 7.7 of a hundred in 1,200.
+    let (killed, all) = wrong(&[End::Kill], 60);
     assert!(
-        killed.len() * 14 <= all,
+        killed.len() * 11 <= all,
         "{} of {all}:\n{}",
         killed.len(),
         killed.join("\n")

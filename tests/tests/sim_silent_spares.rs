@@ -74,21 +74,29 @@ fn a_spare_whose_agent_is_stopped_gets_no_place_while_others_are_there() {
     for seed in 0..4 {
         for store in [false, true] {
             for stopped in [400 * MS, 700 * MS, 1_500 * MS, 2_500 * MS, 3_400 * MS] {
-                // The one that has waited longest, and the next one too.
-                for spares in 1..3 {
+                // The one that has waited longest, and the next one too. The member is killed, or told to go.
+                for (spares, killed) in [(1, true), (2, true), (1, false), (2, false)] {
                     let pause = |spare| {
                         let (node, for_ns) = (MEMBERS + spare, FOR);
                         (LOST - stopped, Fault::AgentPause { node, for_ns })
                     };
                     let mut faults: Vec<(u64, Fault)> = (0..spares).map(pause).collect();
-                    let lost = Fault::LauncherCrash {
-                        node: 1,
-                        relaunch_after: None,
+                    let (node, relaunch_after) = (1, None);
+                    let lost = match killed {
+                        true => Fault::LauncherCrash {
+                            node,
+                            relaunch_after,
+                        },
+                        false => Fault::Leave {
+                            node,
+                            grace_ms: 5_000,
+                            relaunch_after,
+                        },
                     };
                     faults.push((LOST, lost));
                     let nodes = [0, 2, 3, 4];
                     let after = trains_after(LOST, &nodes, setup(seed, store, 3 * SEC, faults));
-                    let which = (seed, store, stopped / MS, spares);
+                    let which = (seed, store, stopped / MS, spares, killed);
                     assert!(after.is_some_and(|t| t < 2 * SEC), "{which:?}: {after:?}");
                 }
             }

@@ -96,7 +96,7 @@ impl Agent {
         let jobs = self.jobs.iter();
         let waiting = jobs.filter(|(_, job)| job.asks_for_word(now).contains(&node));
         for key in waiting.map(|(key, _)| key.clone()).collect::<Vec<_>>() {
-            self.with_job(&key, now, Job::drive);
+            self.with_job(&key, now, Job::nudge);
         }
     }
 

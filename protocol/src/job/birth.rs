@@ -121,8 +121,7 @@ impl Job {
         }
         self.births.held = held.is_some();
         let nodes = self.eligible(ctx).map(|h| h.ticket.member.node).collect();
-        let (most, since) = (usize::from(spec.max_nodes), self.gathering.last_new);
-        let awaited = self.awaits_newcomers(ctx, nodes, most, since);
+        let awaited = self.awaits_newcomers(ctx, nodes, usize::from(spec.max_nodes));
         let quiet = self.gathering.last_new + spec.form_quiet();
         if have < usize::from(spec.max_nodes) && now < quiet {
             self.wake_at(quiet, "quiet before forming");
@@ -145,7 +144,7 @@ impl Job {
             return self.wake_at(at, "a birth without a claim");
         }
         // Some of those that waited in the life before may have asked for another specification.
-        if self.refuse_unlike(ctx) {
+        if self.refuse_unlike(ctx) || awaited {
             return;
         }
         self.phases = crate::agent::Phases {
@@ -153,9 +152,7 @@ impl Job {
             detected: now,
             ..Default::default()
         };
-        if !awaited {
-            self.propose_birth(ctx, spec, least);
-        }
+        self.propose_birth(ctx, spec, least);
     }
 
     /// Until when somebody of the life before may still be training, as those say who are here.
@@ -176,9 +173,8 @@ impl Job {
     }
 
     fn propose_birth(&mut self, ctx: &mut Ctx<'_>, spec: crate::spec::JobSpec, least: u16) {
-        let since = self.gathering.last_new;
-        let heard = |h: &&Held| ctx.was_there(h.ticket.member.node, since);
-        let mut held: Vec<&Held> = self.eligible(ctx).filter(heard).collect();
+        let there = |h: &&Held| self.was_there(ctx, h);
+        let mut held: Vec<&Held> = self.eligible(ctx).filter(there).collect();
         if held.len() < usize::from(least) {
             // Those that say nothing are soon forgotten.
             return;
@@ -218,6 +214,7 @@ impl Job {
             restore: None,
             nonce: ctx.rng.next_u64(),
         });
+        self.asks_no_more();
         if self.births.made(&record).is_none() {
             self.births.remember(&record, ctx.now);
         }

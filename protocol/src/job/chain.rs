@@ -212,7 +212,8 @@ impl Job {
         if record.kind.is_terminal() && self.head.is_none() {
             // Our own birth must name this end as its parent, or nobody who knows it accepts it.
             self.withdraw_birth(ctx);
-            if self.durable.bound.is_some() {
+            let bound = self.durable.bound.as_ref().map(|b| b.digest());
+            if bound.is_some_and(|bound| bound != lineage) {
                 // Bound to another's birth, this agent does not take the end up: the next one would not name it either.
                 self.pause_births(ctx);
             }
@@ -322,6 +323,7 @@ impl Job {
         self.lead = None;
         self.storeless.clear();
         self.births.is_over();
+        self.asks_no_more();
         self.forget_passed_on(before.as_ref(), &record);
         self.tell_those_without_place(ctx, &record);
         // Whoever is in has no ticket any more, whatever becomes of it later.

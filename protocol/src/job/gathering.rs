@@ -20,11 +20,13 @@ pub(super) struct Held {
     pub(super) told: Told,
 }
 
-/// Nodes that are to get a place, and whose agents have to say before that they are still there.
+/// Places are about to be given away, to launchers whose agents are there.
 #[derive(Clone, Debug)]
 struct Asked {
-    nodes: Vec<NodeId>,
+    since: Time,
     until: Time,
+    /// Those that are still to say it.
+    silent: Vec<NodeId>,
 }
 
 /// The tickets that came here.
@@ -46,7 +48,7 @@ impl Gathering {
         self.spares.withdraw(node);
     }
 
-    /// What the launcher of this node had been told of its life until now: no more is said to it.
+    /// No more is said of its life to the launcher of this node. Returns how it stood.
     pub(super) fn tell(&mut self, node: NodeId) -> Option<Told> {
         let held = self.tickets.get_mut(&node)?;
         Some(std::mem::replace(&mut held.told, Told::Done))
@@ -298,8 +300,20 @@ impl Job {
 
     /// The nodes whose agents are to say at once that they are there.
     pub(crate) fn asks_for_word(&self, now: Time) -> &[NodeId] {
-        let asked = self.gathering.asked.as_ref().filter(|a| now < a.until);
-        asked.map_or(&[], |a| &a.nodes)
+        let asked = self.gathering.asked.as_ref();
+        let asked = asked.filter(|a| now < a.until);
+        asked.map_or(&[], |a| &a.silent)
+    }
+
+    /// Whether the agent of this ticket was there when places were to be given away, if they are.
+    pub(super) fn was_there(&self, ctx: &Ctx<'_>, held: &Held) -> bool {
+        let asked = self.gathering.asked.as_ref();
+        asked.is_none_or(|a| ctx.was_there(held.ticket.member.node, a.since))
+    }
+
+    /// Places were given away, or there are none.
+    pub(super) fn asks_no_more(&mut self) {
+        self.gathering.asked = None;
     }
 
     /// Whether some of these are still to say that they are there before up to `room` of them get a place: an agent that
@@ -309,21 +323,24 @@ impl Job {
         ctx: &Ctx<'_>,
         nodes: Vec<NodeId>,
         room: usize,
-        since: Time,
     ) -> bool {
+        let asked = self.gathering.asked.as_ref().map(|a| a.since);
+        let since = asked.unwrap_or(ctx.now).max(self.gathering.last_new);
         let until = since + Span(ctx.cfg.suspect_after.0 / 4);
-        let (heard, silent): (Vec<_>, Vec<_>) =
+        let (heard, mut silent): (Vec<_>, Vec<_>) =
             nodes.into_iter().partition(|n| ctx.was_there(*n, since));
         let waits = ctx.now < until && heard.len() < room && !silent.is_empty();
-        let asked = Asked {
-            nodes: silent,
-            until,
-        };
-        self.gathering.asked = waits.then_some(asked);
         if waits {
             let again = ctx.now + Span(ctx.cfg.suspect_after.0 / 64);
             self.wake_at(until.min(again), "agents of launchers that get a place");
+        } else {
+            silent.clear();
         }
+        self.gathering.asked = Some(Asked {
+            since,
+            until,
+            silent,
+        });
         waits
     }
 

@@ -568,12 +568,11 @@ impl Job {
 
     /// Whether launchers that are to get a place are waited for: they have to be there still.
     fn awaits_word_of_newcomers(&mut self, ctx: &Ctx<'_>, record: &Record, a: &Assessment) -> bool {
-        let since = self.lead.as_ref().and_then(|l| l.ending);
         let stays = |n: NodeId| a.survivors.iter().any(|m| m.node == n);
         let nodes = self.candidates(ctx, record).into_iter();
         let nodes = nodes.map(|h| h.ticket.member.node).filter(|n| !stays(*n));
-        let (nodes, room) = (nodes.collect(), a.room(record));
-        since.is_some_and(|since| self.awaits_newcomers(ctx, nodes, room, since))
+        let (nodes, room) = (nodes.collect::<Vec<_>>(), a.room(record));
+        !nodes.is_empty() && self.awaits_newcomers(ctx, nodes, room)
     }
 
     /// Whether a member looks unwell, so that it may be the cause of another's failure: that shows
@@ -706,9 +705,10 @@ impl Job {
                 }
             }
         }
+        let waits = self.awaits_word_of_newcomers(ctx, record, &a);
         let next = self.next_record(ctx);
         let over = |next: &Record| !matches!(next.kind, Kind::Next | Kind::Dormant);
-        if !next.as_ref().is_some_and(over) && self.awaits_word_of_newcomers(ctx, record, &a) {
+        if waits && !next.as_ref().is_some_and(over) {
             return;
         }
         let Some(next) = next else {

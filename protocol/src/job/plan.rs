@@ -332,12 +332,11 @@ impl Job {
         (left > 0).then_some(left)
     }
 
-    /// Tickets that may become memberships now, oldest first. While the generation ends, its end has to be older than the
-    /// last word of their agents.
+    /// Tickets that may become memberships now, oldest first: of agents that were there when the places were to be given
+    /// away, if they are.
     pub(super) fn joiners(&self, ctx: &Ctx<'_>, record: &Record, room: usize) -> Vec<Member> {
-        let ending = self.lead.as_ref().and_then(|l| l.ending);
-        let heard = |h: &&Held| ending.is_none_or(|at| ctx.was_there(h.ticket.member.node, at));
-        let held = self.candidates(ctx, record).into_iter().filter(heard);
+        let held = self.candidates(ctx, record).into_iter();
+        let held = held.filter(|h| self.was_there(ctx, h));
         held.take(room).map(|h| h.ticket.member.clone()).collect()
     }
 
@@ -460,7 +459,9 @@ impl Job {
         if survivors.is_empty() && joiners.is_empty() {
             // The dead do not come back: nobody is left for whom the job could wait.
             let dead = a.lost.iter().all(|n| self.is_dead(ctx, &record, *n));
-            let all_leave = !a.leaving.is_empty() && dead && a.away.is_empty();
+            // Tickets of agents that say nothing are soon void.
+            let none_asks = self.candidates(ctx, &record).is_empty();
+            let all_leave = !a.leaving.is_empty() && dead && a.away.is_empty() && none_asks;
             return (all_leave || self.is_given_up(ctx, &record))
                 .then(|| next(Kind::Dormant, cause, nonce));
         }

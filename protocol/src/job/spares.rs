@@ -21,7 +21,7 @@ pub(super) struct Spares {
     passed_on: BTreeMap<NodeId, PassedOn>,
 }
 
-/// What the launcher of a ticket knows of the life in which it waits.
+/// How a launcher was told of the life in which it waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Told {
     /// All that there is to say, or that could be said in time.
