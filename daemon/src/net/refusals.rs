@@ -102,7 +102,7 @@ pub(super) fn of_outbound(error: &DialError) -> Option<Refusal> {
     };
     let (_, error) = tried.first()?;
     Some(match io_kind(error) {
-        io::ErrorKind::InvalidData => Refusal::NotMuster,
+        io::ErrorKind::InvalidData | io::ErrorKind::ConnectionAborted => Refusal::NotMuster,
         kind => Refusal::Unreachable(kind),
     })
 }

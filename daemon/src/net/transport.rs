@@ -129,7 +129,9 @@ fn transport(
 }
 
 /// An upgrade's error as an I/O error whose kind tells a peer that hung up from one that talks
-/// nonsense ([`io::ErrorKind::InvalidData`]). libp2p does not export the upgrade's own type.
+/// nonsense ([`io::ErrorKind::InvalidData`]), and from one that ends the negotiation
+/// ([`io::ErrorKind::ConnectionAborted`]): so does an agent that only looks whether this one is there. libp2p does not
+/// export the upgrade's own type.
 fn plain(upgrade: impl Error + Send + Sync + 'static) -> io::Error {
     let kind = match upgrade.source() {
         Some(cause) => match (
@@ -139,6 +141,7 @@ fn plain(upgrade: impl Error + Send + Sync + 'static) -> io::Error {
         ) {
             (Some(NegotiationError::ProtocolError(ProtocolError::IoError(e))), _, _) => e.kind(),
             (_, Some(noise::Error::Io(e)), _) | (_, _, Some(e)) => e.kind(),
+            (Some(NegotiationError::Failed), ..) => io::ErrorKind::ConnectionAborted,
             (Some(_), ..) | (_, Some(_), _) => io::ErrorKind::InvalidData,
             _ => io::ErrorKind::Other,
         },

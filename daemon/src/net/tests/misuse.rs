@@ -417,6 +417,23 @@ async fn of_several_that_are_less_wanted_the_one_that_came_last_makes_room() {
     a.connected(member).await;
 }
 
+/// So does an agent that probes another one.
+#[tokio::test]
+async fn a_connection_that_is_closed_at_once_is_no_stranger() {
+    let mut a = start(config()).await;
+    drop(TcpStream::connect(a.addr()).await.unwrap());
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let mut raw = TcpStream::connect(a.addr()).await.unwrap();
+    raw.write_all(&[0xff; 100]).await.unwrap();
+    let refused = a
+        .until(|e| match e {
+            NetEvent::Refused { addr, .. } => Some(*addr),
+            _ => None,
+        })
+        .await;
+    assert_eq!(refused, raw.local_addr().unwrap());
+}
+
 #[tokio::test]
 async fn garbage_on_the_raw_port_does_no_harm() {
     let mut a = start(config()).await;
