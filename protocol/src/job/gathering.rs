@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use super::plan::Assessment;
 use super::spares::{Spares, Told};
+use super::store::differs;
 use super::{Ctx, Job, REPEAT, TICKET_LIFE};
 use crate::ids::{Digest, LauncherId, NodeId};
 use crate::record::{Member, Record};
@@ -342,6 +344,49 @@ impl Job {
             silent,
         });
         waits
+    }
+
+    /// Tickets that may become memberships now, oldest first: of agents that were there when the places were to be given
+    /// away, if they are.
+    pub(super) fn joiners(&self, ctx: &Ctx<'_>, record: &Record, room: usize) -> Vec<Member> {
+        let held = self.candidates(ctx, record).into_iter();
+        let held = held.filter(|h| self.was_there(ctx, h));
+        held.take(room).map(|h| h.ticket.member.clone()).collect()
+    }
+
+    /// Tickets whose launchers may get a place, oldest first: not of nodes that miss a link to a member that is there, for
+    /// they would be dropped again at once.
+    pub(super) fn candidates(&self, ctx: &Ctx<'_>, record: &Record) -> Vec<&Held> {
+        let there = |n: &NodeId| {
+            let member = record.member(*n);
+            member.is_some_and(|m| ctx.reachable(*n) && !self.is_lost(ctx, m))
+        };
+        let mut held: Vec<_> = self
+            .gathering
+            .tickets
+            .values()
+            .filter(|h| ctx.reachable(h.ticket.member.node))
+            .filter(|h| self.parked_ms(ctx, h.ticket.member.node).is_none())
+            .filter(|h| record.member(h.ticket.member.node) != Some(&h.ticket.member))
+            .filter(|h| !differs(&h.ticket, record))
+            .filter(|h| !h.ticket.unreachable.iter().any(there))
+            .collect();
+        held.sort_by_key(|h| (h.first, h.ticket.member.node));
+        held
+    }
+
+    /// Whether launchers that are to get a place are waited for: they have to be there still.
+    pub(super) fn awaits_word_of_newcomers(
+        &mut self,
+        ctx: &Ctx<'_>,
+        record: &Record,
+        a: &Assessment,
+    ) -> bool {
+        let stays = |n: NodeId| a.survivors.iter().any(|m| m.node == n);
+        let nodes = self.candidates(ctx, record).into_iter();
+        let nodes = nodes.map(|h| h.ticket.member.node).filter(|n| !stays(*n));
+        let (nodes, room) = (nodes.collect::<Vec<_>>(), a.room(record));
+        !nodes.is_empty() && self.awaits_newcomers(ctx, nodes, room)
     }
 
     pub(super) fn drop_void_tickets(&mut self, ctx: &Ctx<'_>) {

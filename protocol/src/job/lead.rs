@@ -566,15 +566,6 @@ impl Job {
         due.is_some()
     }
 
-    /// Whether launchers that are to get a place are waited for: they have to be there still.
-    fn awaits_word_of_newcomers(&mut self, ctx: &Ctx<'_>, record: &Record, a: &Assessment) -> bool {
-        let stays = |n: NodeId| a.survivors.iter().any(|m| m.node == n);
-        let nodes = self.candidates(ctx, record).into_iter();
-        let nodes = nodes.map(|h| h.ticket.member.node).filter(|n| !stays(*n));
-        let (nodes, room) = (nodes.collect::<Vec<_>>(), a.room(record));
-        !nodes.is_empty() && self.awaits_newcomers(ctx, nodes, room)
-    }
-
     /// Whether a member looks unwell, so that it may be the cause of another's failure: that shows
     /// within a moment, which is worth waiting for before the job's budget is charged.
     fn doubts(&mut self, ctx: &Ctx<'_>, record: &Record) -> bool {

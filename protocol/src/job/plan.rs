@@ -6,7 +6,6 @@ use std::collections::BTreeSet;
 use super::gathering::Held;
 use super::second_look::Verdict;
 use super::spares::Joining;
-use super::store::differs;
 use super::{Ctx, Job};
 use crate::budget;
 use crate::clique;
@@ -330,35 +329,6 @@ impl Job {
         let until = self.strikes.get(&node)?.readmit_at();
         let left = until.since(ctx.now).as_millis();
         (left > 0).then_some(left)
-    }
-
-    /// Tickets that may become memberships now, oldest first: of agents that were there when the places were to be given
-    /// away, if they are.
-    pub(super) fn joiners(&self, ctx: &Ctx<'_>, record: &Record, room: usize) -> Vec<Member> {
-        let held = self.candidates(ctx, record).into_iter();
-        let held = held.filter(|h| self.was_there(ctx, h));
-        held.take(room).map(|h| h.ticket.member.clone()).collect()
-    }
-
-    /// Tickets whose launchers may get a place, oldest first: not of nodes that miss a link to a member that is there, for
-    /// they would be dropped again at once.
-    pub(super) fn candidates(&self, ctx: &Ctx<'_>, record: &Record) -> Vec<&Held> {
-        let there = |n: &NodeId| {
-            let member = record.member(*n);
-            member.is_some_and(|m| ctx.reachable(*n) && !self.is_lost(ctx, m))
-        };
-        let mut held: Vec<_> = self
-            .gathering
-            .tickets
-            .values()
-            .filter(|h| ctx.reachable(h.ticket.member.node))
-            .filter(|h| self.parked_ms(ctx, h.ticket.member.node).is_none())
-            .filter(|h| record.member(h.ticket.member.node) != Some(&h.ticket.member))
-            .filter(|h| !differs(&h.ticket, record))
-            .filter(|h| !h.ticket.unreachable.iter().any(there))
-            .collect();
-        held.sort_by_key(|h| (h.first, h.ticket.member.node));
-        held
     }
 
     /// Until when more nodes may come before those that are here go on, where nothing runs: as before a birth, each

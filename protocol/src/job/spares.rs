@@ -95,11 +95,11 @@ impl Job {
         untold.map(|(node, _)| *node).collect()
     }
 
-    /// All that have not been told join the life that runs, or do not.
-    fn set_joins(&mut self, joins: bool) {
+    /// So it stands with all that have not been told.
+    fn set_untold(&mut self, told: Told) {
         for held in self.gathering.tickets.values_mut() {
             if held.told.not_yet() {
-                held.told = Told::NotYet { joins };
+                held.told = told;
             }
         }
     }
@@ -163,7 +163,7 @@ impl Job {
         }
         let life = self.joining(ctx).life();
         if life.is_some() {
-            self.set_joins(true);
+            self.set_untold(Told::NotYet { joins: true });
         }
         if waits {
             return self.look_for_life();
@@ -224,13 +224,10 @@ impl Job {
     /// to ask there.
     pub(super) fn send_waiting_on(&mut self, ctx: &Ctx<'_>, record: &Arc<Record>) {
         if record.kind.is_terminal() {
-            for node in self.untold() {
-                self.gathering.tell(node);
-            }
-            return;
+            return self.set_untold(Told::Done);
         }
         if record.number == 1 {
-            self.set_joins(false);
+            self.set_untold(Told::NotYet { joins: false });
         }
         self.drop_void_tickets(ctx);
         let leader = self.acting_leader(ctx, record);

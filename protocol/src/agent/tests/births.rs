@@ -30,6 +30,15 @@ fn births(s: &mut Scripted) -> Vec<Arc<Record>> {
     births.collect()
 }
 
+/// The end of a life that was finished.
+fn end() -> Arc<Record> {
+    Arc::new(Record {
+        kind: Kind::End { cancelled: false },
+        members: Vec::new(),
+        ..next(&record(2, 2), 7)
+    })
+}
+
 fn meeting_place() -> Scripted {
     let mut s = Scripted::new(config(0, 2), Vec::new());
     (1..5).for_each(|i| s.peer(i));
@@ -55,13 +64,8 @@ fn a_claim_of_the_life_before_holds_the_next_one_not_up() {
 #[test]
 fn an_end_that_a_birth_must_name_is_no_reason_to_forget_those_that_ask_for_it() {
     let mut s = meeting_place();
-    let first = record(2, 2);
-    let end = Arc::new(Record {
-        kind: Kind::End { cancelled: false },
-        members: Vec::new(),
-        ..next(&first, 7)
-    });
-    ask(&mut s, [1, 2], &first);
+    let end = end();
+    ask(&mut s, [1, 2], &record(2, 2));
     let asked = births(&mut s);
     assert!(asked.len() == 2 && asked.iter().all(|r| r.parent.is_zero()));
     // They know of an end: the birth is withdrawn, and the next one names it at once.
@@ -176,12 +180,7 @@ fn a_birth_with_a_node_that_is_not_there_binds_for_as_long_as_its_proposer_tries
 #[test]
 fn an_agent_that_is_bound_to_anothers_birth_does_not_propose_its_own_without_end() {
     let mut s = meeting_place();
-    let first = record(2, 2);
-    let end = Arc::new(Record {
-        kind: Kind::End { cancelled: false },
-        members: Vec::new(),
-        ..next(&first, 7)
-    });
+    let end = end();
     // It votes in that one.
     let theirs = Arc::new(Record {
         members: vec![member(3)],
