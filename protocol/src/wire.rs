@@ -324,7 +324,7 @@ pub enum JobMessage {
         text: String,
     },
     /// A person ends this life of the job, on any node: said to its leader, again and again. Zero: a life that has
-    /// not begun, to those who wait for it.
+    /// not begun, to an agent at which launchers wait for it; they are told so by [`Wait::Cancelled`].
     CancelAsk {
         lineage: Digest,
     },
@@ -487,6 +487,8 @@ pub enum Wait {
     /// The launcher has another specification than the running job. It is refused soon, unless no launcher of that
     /// job lives.
     OtherSpec,
+    /// A person ended the job before it began: this launcher goes.
+    Cancelled,
 }
 
 /// State of a member's own part in a generation, by its agent.

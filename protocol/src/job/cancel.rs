@@ -11,7 +11,7 @@ use crate::agent::Effect;
 use crate::ids::{Digest, LauncherId, NodeId};
 use crate::record::{Arbiter, Record};
 use crate::time::{Span, Time};
-use crate::wire::{Advert, JobMessage, MAX_LIST, Message};
+use crate::wire::{Advert, JobMessage, MAX_LIST, Message, Wait};
 
 /// An order that nobody takes up is dropped after this time: longer than who gave it waits.
 const LIMIT: Span = Span::from_secs(320);
@@ -47,10 +47,18 @@ pub(super) struct Cancelling {
     launcher: Option<LauncherId>,
     /// It was given by Ctrl-C there, not by a command.
     by_launcher: bool,
+    given: Time,
     said: Time,
     /// Since when nobody is there to ask.
     stuck: Option<Time>,
     until: Time,
+}
+
+/// A life that a person ends, as this node heard first at that time.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cancelled {
+    lineage: Digest,
+    heard: Time,
 }
 
 /// A life of the job that is to end.
@@ -158,7 +166,7 @@ impl Job {
         if ctx.now < order.until {
             // A launcher that was on its way back, to an agent that may know nothing of its life.
             if order.known.iter().any(|l| self.is_of_life(*l)) && !self.is_member(ctx) {
-                self.cancel(ctx);
+                self.cancel_what_came_before(ctx, order.given);
             }
             if let CancelStage::Asked { .. } = order.stage {
                 self.follow(ctx, &mut order);
@@ -174,10 +182,14 @@ impl Job {
     }
 
     fn follow(&mut self, ctx: &mut Ctx<'_>, order: &mut Cancelling) {
+        // What becomes of launchers that nothing is heard of is not known.
+        let unheard = |n: NodeId| !ctx.peers.connected(n) || self.is_silent(ctx, n);
+        let due = order.given + ctx.cfg.suspect_after.times(3);
         let gathers = |node: &NodeId| {
             let mut told = self.adverts(ctx.peers.all);
-            // What becomes of launchers that nothing is heard of is not known.
-            !ctx.peers.connected(*node) || told.any(|(from, a)| from == *node && a.is_gathering())
+            // Those that wait there for so long came after the order, which was said there once.
+            let waits = ctx.now < due && told.any(|(n, a)| n == *node && a.is_gathering());
+            unheard(*node) || waits
         };
         let before = order.doors.len();
         order.doors.retain(gathers);
@@ -200,7 +212,7 @@ impl Job {
             .retain(|lineage, life| !self.is_done(ctx, *lineage, life));
         let obstacles = order.lives.iter();
         let gone = order.doors.iter().copied();
-        let gone: Vec<NodeId> = gone.filter(|n| !ctx.peers.connected(*n)).collect();
+        let gone: Vec<NodeId> = gone.filter(|n| unheard(*n)).collect();
         let door = (!gone.is_empty()).then(|| self.unreached(ctx, &gone));
         let obstacle = obstacles
             .filter_map(|(l, life)| self.obstacle(ctx, *l, life))
@@ -252,6 +264,7 @@ impl Job {
             for (lineage, life) in &order.lives {
                 self.say_cancel(ctx, *lineage, life);
             }
+            self.ask_hellos(ctx, order.doors.iter().copied());
         }
         self.wake_at(order.said + REPEAT, "say an order to end the job again");
     }
@@ -270,6 +283,11 @@ impl Job {
         let here = self.live().is_some_and(|h| h.lineage() == lineage);
         let left = life.heard && life.tellers.is_empty();
         !here && (left || self.is_life_over(ctx, lineage))
+    }
+
+    /// Whether an agent that is asked each second says nothing: one that is stopped keeps its connection.
+    fn is_silent(&self, ctx: &Ctx<'_>, node: NodeId) -> bool {
+        !ctx.was_there(node, ctx.now - ctx.cfg.suspect_after)
     }
 
     /// Why nobody is there who could decide that a life ends.
@@ -292,11 +310,15 @@ impl Job {
                 let gone: Vec<NodeId> = life.tellers.iter().copied().collect();
                 return Some(self.unreached(ctx, &gone));
             };
-            // They are asked each second, and an agent that is stopped keeps its connection.
-            let silent = |n: &NodeId| !ctx.was_there(*n, ctx.now - ctx.cfg.suspect_after);
-            if life.tellers.iter().all(silent) {
-                let silent: Vec<NodeId> = life.tellers.iter().copied().collect();
-                return Some(self.unreached(ctx, &silent));
+            let silent = |n: NodeId| self.is_silent(ctx, n);
+            let named = newest().filter(|(n, _)| !silent(*n));
+            let named: Vec<NodeId> = named.filter_map(|(_, a)| a.leader).collect();
+            // One that is not connected here may hear of it from those who name it.
+            let stopped = |n: NodeId| ctx.peers.connected(n) && silent(n);
+            let leads_not = !named.is_empty() && named.iter().all(|n| stopped(*n));
+            if leads_not || newest().all(|(n, _)| silent(n)) {
+                let tellers = life.tellers.iter().copied().filter(|n| silent(*n));
+                return Some(self.unreached(ctx, &tellers.collect::<Vec<_>>()));
             }
             return newest()
                 .all(|(_, a)| a.leader.is_none())
@@ -347,11 +369,13 @@ impl Job {
             self.send(ctx, node, JobMessage::CancelAsk { lineage });
         }
         // A member says nothing by itself when its part is over.
-        for node in life.tellers.iter().copied().take(MAX_LIST) {
-            if ctx.peers.connected(node) {
-                let message = Message::HelloAsk;
-                self.effects.push_back(Effect::Send { to: node, message });
-            }
+        self.ask_hellos(ctx, life.tellers.iter().copied());
+    }
+
+    fn ask_hellos(&mut self, ctx: &Ctx<'_>, nodes: impl Iterator<Item = NodeId>) {
+        for to in nodes.take(MAX_LIST).filter(|n| ctx.peers.connected(*n)) {
+            let message = Message::HelloAsk;
+            self.effects.push_back(Effect::Send { to, message });
         }
     }
 
@@ -410,11 +434,9 @@ impl Job {
             self.cancel(ctx);
         }
         self.withdraw_birth(ctx);
-        let asked = std::mem::take(&mut self.gathering.tickets).into_keys();
-        let others: Vec<NodeId> = asked.filter(|n| *n != ctx.me()).collect();
-        for node in others {
-            let lineage = Digest::ZERO;
-            self.send(ctx, node, JobMessage::CancelAsk { lineage });
+        for (node, held) in std::mem::take(&mut self.gathering.tickets) {
+            let launcher = held.ticket.member.launcher;
+            self.acknowledge(ctx, node, launcher, Digest::ZERO, Wait::Cancelled);
         }
     }
 
@@ -448,6 +470,30 @@ impl Job {
         });
     }
 
+    /// The launcher here goes, if it has a part in a life that a person ended, and its agent knows nothing of that any
+    /// more.
+    pub(super) fn end_with_cancelled(&mut self, ctx: &mut Ctx<'_>) {
+        if let Some(ended) = self.cancelled
+            && self.is_of_life(ended.lineage)
+            && !self.is_member(ctx)
+        {
+            self.cancel_what_came_before(ctx, ended.heard);
+        }
+    }
+
+    /// Whether a person has ended this life.
+    pub(super) fn is_cancelled(&self, lineage: Digest) -> bool {
+        self.cancelled.is_some_and(|c| c.lineage == lineage)
+    }
+
+    /// An order is not for a launcher that was started after it: that is the newer wish.
+    fn cancel_what_came_before(&mut self, ctx: &mut Ctx<'_>, order: Time) {
+        let here = self.local.as_ref();
+        if here.is_some_and(|l| l.waits_since <= order) {
+            self.cancel(ctx);
+        }
+    }
+
     fn order_end(&mut self, ctx: &Ctx<'_>, lives: BTreeSet<Digest>, by_launcher: bool) {
         let here = self.local.as_ref().filter(|l| l.over.is_none());
         self.cancelling = Some(Cancelling {
@@ -456,6 +502,7 @@ impl Job {
             known: lives,
             launcher: here.map(|l| l.reg.launcher),
             by_launcher,
+            given: ctx.now,
             said: Time::ZERO,
             stuck: None,
             until: ctx.now + LIMIT,
@@ -469,24 +516,22 @@ impl Job {
         if lineage.is_zero() && self.live().is_none() {
             return self.end_gathering(ctx);
         }
+        // Its launcher may be on its way back to this agent.
+        let known = self.cancelled.filter(|c| c.lineage == lineage);
+        let heard = known.map_or(ctx.now, |c| c.heard);
+        self.cancelled = Some(Cancelled { lineage, heard });
         let live = self.live().filter(|h| h.lineage() == lineage);
         let Some((record, digest)) = live.map(|h| (h.record.clone(), h.digest)) else {
-            if self.is_of_life(lineage) && !self.is_member(ctx) {
-                self.cancel(ctx);
-            }
+            self.end_with_cancelled(ctx);
             return;
         };
-        // Its launcher may be on its way back to this agent.
-        self.cancelled = Some(lineage);
         if self.is_member(ctx) {
             // The next leader, too, reads of it in the status.
             self.cancel(ctx);
         }
         if self.is_hopeless(ctx) {
-            if self.local.is_some() {
-                // It waits to go on with what is given up.
-                self.cancel(ctx);
-            }
+            // It waits to go on with what is given up.
+            self.cancel_what_came_before(ctx, heard);
             self.durable.supersede(lineage, EVERY_NUMBER);
             return self.leave_group(ctx, digest, "the user stopped the job");
         }

@@ -86,6 +86,22 @@ impl Job {
         self.is_storeless_but(me, |m| anew(m) || self.has_forfeited(m.node))
     }
 
+    /// The member that others are told to ask: the first that may lead, as far as is known without its failure
+    /// detector.
+    pub(super) fn leader_told(&self, me: NodeId, peers: &Peers) -> Option<NodeId> {
+        let head = self
+            .head
+            .as_ref()
+            .filter(|_| !self.has_no_store_left(me, peers))?;
+        let storeless = |m: &&Member| {
+            self.storeless_status(me, m.node)
+                .is_some_and(|s| s.storeless)
+        };
+        let members = &head.record.members;
+        let leads = members.iter().find(|m| !storeless(m)).or(members.first());
+        leads.map(|m| m.node)
+    }
+
     /// Whether the job's log decides, and each member's launcher is gone, by its word or by another's.
     fn is_storeless_but(&self, me: NodeId, other: impl Fn(&Member) -> bool) -> bool {
         let gone = |m: &Member| self.storeless_status(me, m.node).is_some_and(|s| s.gone);

@@ -245,6 +245,7 @@ impl Job {
                  that job still has launchers"
                     .into()
             }
+            Wait::Cancelled => "a person has ended the job".into(),
             Wait::Spare { max } => format!(
                 "the job runs with all {max} nodes that it wants; this one is a spare and steps in at \
                  the next loss"

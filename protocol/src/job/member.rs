@@ -401,9 +401,7 @@ impl Job {
         // Its life ended while its agent was away. The next may have begun, without it.
         self.hear_of_known_ends(ctx);
         // Or it was given up by a person's order, as nobody could decide its end.
-        if self.cancelled.is_some_and(|l| self.is_of_life(l)) && !self.is_member(ctx) {
-            self.cancel(ctx);
-        }
+        self.end_with_cancelled(ctx);
         self.ask_for_end(ctx);
     }
 

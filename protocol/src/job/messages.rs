@@ -6,7 +6,7 @@ use super::{Ctx, Job, REPEAT};
 use crate::agent::Effect;
 use crate::ids::{Digest, NodeId};
 use crate::time::Time;
-use crate::wire::{JobMessage, Message};
+use crate::wire::{JobMessage, Message, Wait};
 
 /// The newest message that came before the record that it is about. Its sender repeats it after a while anyway.
 #[derive(Clone, Debug)]
@@ -44,8 +44,14 @@ impl Job {
                 lineage,
                 wait,
             } => {
-                if self.launcher().is_none_or(|here| here == launcher) {
-                    self.on_ticket_ack(ctx, from, lineage, wait);
+                let here = self.launcher();
+                match wait {
+                    Wait::Cancelled if here == Some(launcher) => self.cancel(ctx),
+                    Wait::Cancelled => {}
+                    _ if here.is_none_or(|here| here == launcher) => {
+                        self.on_ticket_ack(ctx, from, lineage, wait);
+                    }
+                    _ => {}
                 }
             }
             JobMessage::TicketRefused { launcher, why } => {

@@ -266,8 +266,8 @@ pub struct Job {
     checkpoint: Option<checkpoint::Asked>,
     /// The order of a person on this node, and how that stands.
     cancelling: Option<cancel::Cancelling>,
-    /// The life that a person ordered to end last, while it was the one known here.
-    cancelled: Option<Digest>,
+    /// The life that a person ordered to end last, as far as is known here.
+    cancelled: Option<cancel::Cancelled>,
     /// Of which life such an order was passed on to its leader last, and when.
     cancel_passed: Option<(Digest, Time)>,
     /// Times of the change under way, carried from one generation's leader to the next.
@@ -577,10 +577,7 @@ impl Job {
             lineage: head.lineage(),
             digest: head.digest,
             number: head.record.number,
-            leader: head
-                .record
-                .leader()
-                .filter(|_| !self.has_no_store_left(cfg.node, peers.all)),
+            leader: self.leader_told(cfg.node, peers.all),
             belongs: self.belongs(cfg).is_some(),
             deserted: self.says_deserted(cfg.node, peers.all),
             left_behind,

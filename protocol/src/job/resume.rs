@@ -250,7 +250,7 @@ impl Job {
             return false;
         };
         if from != ctx.me() {
-            if self.cancelled == Some(lineage) {
+            if self.is_cancelled(lineage) {
                 // Its launcher was to end with the life that a person ended, and joins no other.
                 self.send(ctx, from, JobMessage::CancelAsk { lineage });
             }

@@ -83,6 +83,7 @@ impl JobMessage {
                 | Wait::Parked { .. }
                 | Wait::Changing
                 | Wait::OtherSpec
+                | Wait::Cancelled
                 | Wait::Orphan { .. }
                 | Wait::Held { .. } => Ok(()),
             },

@@ -30,6 +30,7 @@ fn waits() -> Vec<Wait> {
             ms: 28_250,
         },
         Wait::OtherSpec,
+        Wait::Cancelled,
     ]
 }
 

@@ -220,6 +220,9 @@ impl Conductor {
             Fault::OrderCheckpoint { node } => {
                 return self.item(Item::Do(Step::OrderCheckpoint { node }));
             }
+            Fault::OrderCancel { node } => {
+                return self.item(Item::Do(Step::OrderCancel { node }));
+            }
             Fault::Hang { node, for_ns } => {
                 self.thaws_after = for_ns;
                 return self.step(Step::Hang { node, busy: false });

@@ -2,6 +2,7 @@
 
 mod barriers;
 mod ends;
+mod orders;
 mod workers;
 
 use std::collections::BTreeSet;
@@ -20,6 +21,7 @@ pub use barriers::{
     i14_saved_before_going_on, no_hang_ends_what_moves,
 };
 pub use ends::{EndError, ends_are_told_to_their_own};
+pub use orders::{CancelError, cancels_are_answered};
 use workers::overlaps;
 pub use workers::{
     Overlap, OverlapError, RanksError, RestoreError, UnansweredError, WorkersError,
@@ -65,6 +67,8 @@ pub enum Violation {
     Save(#[from] SaveError),
     #[error("order: {0}")]
     Unanswered(#[from] UnansweredError),
+    #[error("order: {0}")]
+    Cancel(#[from] CancelError),
     #[error("end: {0}")]
     End(#[from] EndError),
     #[error("hang: {0}")]
@@ -125,7 +129,7 @@ impl Violation {
             Violation::Terminal(_) => "I12",
             Violation::Restarts(_) => "I13",
             Violation::StopStep(_) | Violation::Save(_) => "I14",
-            Violation::Unanswered(_) => "order",
+            Violation::Unanswered(_) | Violation::Cancel(_) => "order",
             Violation::End(_) => "end",
             Violation::Hang(_) => "hang",
             Violation::Log(_) => "R11",
@@ -154,6 +158,7 @@ pub fn after_event(world: &mut World) -> Result<(), Violation> {
     i11_no_removed_worker_runs(world)?;
     i14_saved_before_going_on(world)?;
     orders_are_answered(world)?;
+    cancels_are_answered(world)?;
     Ok(())
 }
 

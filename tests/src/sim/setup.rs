@@ -128,6 +128,7 @@ impl Setup {
         extras::add(&mut setup, focus);
         extras::set_apart(&mut setup);
         extras::give_up(&mut setup, focus);
+        extras::ends(&mut setup, focus);
         setup.faults.sort_by_key(|(at, _)| *at);
         setup
     }

@@ -190,6 +190,10 @@ pub enum Step {
     OrderCheckpoint {
         node: usize,
     },
+    /// Somebody orders at this node's agent that the job ends.
+    OrderCancel {
+        node: usize,
+    },
     /// Somebody has the job go on without these nodes.
     Continue {
         node: usize,

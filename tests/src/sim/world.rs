@@ -2,14 +2,15 @@
 //! [`Step`] after the other and draws nothing, so that the same steps give the same world.
 
 mod hangs;
+mod orders;
 mod steps;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use muster_protocol::agent::{self, Agent, ConnId, Effect, Event, Stored};
+use muster_protocol::agent::{self, Agent, Effect, Event, Stored};
 use muster_protocol::job::Durable;
-use muster_protocol::local::{Command, ToAgent};
+use muster_protocol::local::Command;
 use muster_protocol::membership::Answer;
 use muster_protocol::storelog;
 use muster_protocol::wire::Message;
@@ -54,6 +55,8 @@ pub struct Node {
     /// When it was last woken.
     pub woke: u64,
     pub full: bool,
+    /// When somebody last ordered at this agent that the job ends.
+    pub cancel_ordered: Option<u64>,
     armed: Option<(u32, Torn)>,
 }
 
@@ -120,6 +123,7 @@ impl World {
                 left: None,
                 launcher: None,
                 full: false,
+                cancel_ordered: None,
                 armed: None,
             }
         });
@@ -259,6 +263,7 @@ impl World {
                 let from = self.nodes[from].id;
                 let message = Message::decode(&frame).map_err(Violation::own_frame)?;
                 self.coverage.messages += 1;
+                self.hears_cancel(to, &message);
                 let agent = self.nodes[to].agent_token;
                 self.agent(to, agent, Event::Message { from, message })
             }
@@ -288,22 +293,22 @@ impl World {
                 self.agent(node, agent, Event::Drain { grace_ms, reason })
             }
             Step::OrderCheckpoint { node } => {
-                let agent = self.nodes[node].agent_token;
-                let frame = ToAgent::Command(Command::Checkpoint {
-                    job: self.key.id.clone(),
-                });
-                let (conn, owner) = (ConnId(0), self.key.owner.clone());
-                self.agent(node, agent, Event::Launcher { conn, owner, frame })
+                let job = self.key.id.clone();
+                self.order(node, Command::Checkpoint { job })
             }
+            Step::OrderCancel { node } => self.order_cancel(node),
             Step::Continue { node, dead } => {
-                let agent = self.nodes[node].agent_token;
-                let frame = ToAgent::Command(Command::Continue {
-                    job: self.key.id.clone(),
-                    dead: dead.iter().map(|n| host(*n)).collect(),
-                    confirmed: true,
-                });
-                let (conn, owner) = (ConnId(0), self.key.owner.clone());
-                self.agent(node, agent, Event::Launcher { conn, owner, frame })
+                let job = self.key.id.clone();
+                let dead = dead.iter().map(|n| host(*n)).collect();
+                let confirmed = true;
+                self.order(
+                    node,
+                    Command::Continue {
+                        job,
+                        dead,
+                        confirmed,
+                    },
+                )
             }
             Step::Checkpoint {
                 node,
@@ -395,6 +400,7 @@ impl World {
         n.paused = false;
         n.steady_since = u64::MAX;
         n.left = Some(now);
+        n.cancel_ordered = None;
         self.requests.push(Request::AgentDown { node });
         if let Some(launcher) = &mut n.launcher
             && launcher.conn.is_some()

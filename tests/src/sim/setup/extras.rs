@@ -184,6 +184,19 @@ pub(super) fn give_up(setup: &mut Setup, focus: Focus) {
         .push((at + 2 * SEC, Fault::Continue { for_ns }));
 }
 
+/// A person ends the job, at any node, whether or not its launcher takes part.
+pub(super) fn ends(setup: &mut Setup, focus: Focus) {
+    let mut rng = Rng::new(setup.seed ^ 0x656e_6473_0000_0000);
+    if focus != Focus::Everything || !rng.chance(120) {
+        return;
+    }
+    for _ in 0..rng.between(1, 2) {
+        let node = rng.index(setup.nodes.len());
+        let at = moment(&mut rng, setup).max(5 * SEC);
+        setup.faults.push((at, Fault::OrderCancel { node }));
+    }
+}
+
 /// Half of the time close to something else that happens.
 fn moment(rng: &mut Rng, setup: &Setup) -> u64 {
     let near = setup.faults.get(rng.index(setup.faults.len().max(1)));

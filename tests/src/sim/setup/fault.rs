@@ -156,6 +156,10 @@ pub enum Fault {
     OrderCheckpoint {
         node: usize,
     },
+    /// Somebody orders at this node's agent that the job ends (`muster cancel`).
+    OrderCancel {
+        node: usize,
+    },
     /// A worker of this node stands still; for ever where no time is given.
     Hang {
         node: usize,
@@ -227,9 +231,10 @@ impl Fault {
     ];
 
     /// Those that are drawn apart.
-    pub const EXTRA_KINDS: [&'static str; 8] = [
+    pub const EXTRA_KINDS: [&'static str; 9] = [
         "suspend",
         "checkpoint order",
+        "cancel order",
         "hang",
         "busy",
         "launcher pause",
@@ -297,6 +302,7 @@ impl Fault {
             }
             Fault::StoreUnknown { .. } => vec!["store late put"],
             Fault::OrderCheckpoint { .. } => vec!["checkpoint order"],
+            Fault::OrderCancel { .. } => vec!["cancel order"],
             Fault::LauncherPause { .. } => vec!["launcher pause"],
             Fault::SlowReap { .. } => vec!["slow reap"],
             Fault::Unkillable { .. } => vec!["unkillable"],
