@@ -324,9 +324,11 @@ pub enum JobMessage {
         text: String,
     },
     /// A person ends this life of the job, on any node: said to its leader, again and again. Zero: a life that has
-    /// not begun, to an agent at which launchers wait for it; they are told so by [`Wait::Cancelled`].
+    /// not begun, to an agent at which launchers wait for it, and by that to theirs. `ago_ms`: since it was ordered. It is no
+    /// order to launchers that were started later.
     CancelAsk {
         lineage: Digest,
+        ago_ms: u32,
     },
     /// Somebody found a checkpoint damaged, or cannot read it: the leader has it read by the receiver's launcher. Said
     /// again until there is an answer.
@@ -487,8 +489,6 @@ pub enum Wait {
     /// The launcher has another specification than the running job. It is refused soon, unless no launcher of that
     /// job lives.
     OtherSpec,
-    /// A person ended the job before it began: this launcher goes.
-    Cancelled,
 }
 
 /// State of a member's own part in a generation, by its agent.

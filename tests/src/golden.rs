@@ -73,7 +73,6 @@ names!(job_name, JOB_MESSAGES, JobMessage, {
     JobMessage::TicketAck { wait: Wait::Held { .. }, .. } => "job.ticket_ack.held",
     JobMessage::TicketAck { wait: Wait::Finishing { .. }, .. } => "job.ticket_ack.finishing",
     JobMessage::TicketAck { wait: Wait::OtherSpec, .. } => "job.ticket_ack.other_spec",
-    JobMessage::TicketAck { wait: Wait::Cancelled, .. } => "job.ticket_ack.cancelled",
     JobMessage::TicketRefused { .. } => "job.ticket_refused",
     JobMessage::Withdraw => "job.withdraw",
     JobMessage::Birth { .. } => "job.birth",

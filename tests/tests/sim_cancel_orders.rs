@@ -6,22 +6,21 @@ use muster_tests::sim::clock::{MS, SEC};
 use muster_tests::sim::conductor::Conductor;
 use muster_tests::sim::setup::{Fault, NodeSetup, Setup};
 
-/// The first two of these train, the third waits, the fourth has no launcher.
 const NODES: usize = 4;
 const FAILS: u64 = 15 * SEC;
-const ORDERED: u64 = FAILS + 8 * SEC;
+const FOR: u64 = 60 * SEC;
 
-fn setup(seed: u64, store: bool, mut faults: Vec<(u64, Fault)>, ordered_at: usize) -> Setup {
+/// Launchers on the first three nodes.
+fn setup(seed: u64, store: bool, nodes: u16, faults: Vec<(u64, Fault)>) -> Setup {
     let spec = JobSpec {
-        min_nodes: 2,
-        max_nodes: 2,
+        min_nodes: nodes,
+        max_nodes: nodes,
         ..JobSpec::default()
     };
     let node = |at: usize| NodeSetup {
         launcher_at: [Some(SEC), Some(SEC), Some(3 * SEC), None][at],
         ..NodeSetup::quiet(at, 0)
     };
-    faults.push((ORDERED, Fault::OrderCancel { node: ordered_at }));
     Setup {
         store,
         faults,
@@ -30,61 +29,119 @@ fn setup(seed: u64, store: bool, mut faults: Vec<(u64, Fault)>, ordered_at: usiz
     }
 }
 
-/// How the order stands after this time.
-fn stage_after(for_ns: u64, setup: Setup, ordered_at: usize) -> Option<CancelStage> {
+/// The world at that time.
+fn at(time: u64, setup: Setup) -> Conductor {
     let seed = setup.seed;
     let mut conductor = Conductor::new(setup);
-    assert_eq!(conductor.run_until(ORDERED + for_ns), Ok(()), "seed {seed}");
-    let world = &conductor.world;
-    let agent = world.nodes[ordered_at].agent.as_ref();
-    agent
-        .and_then(|a| a.job(&world.key))
-        .and_then(|j| j.cancelling())
+    assert_eq!(conductor.run_until(time), Ok(()), "seed {seed}");
+    conductor
 }
 
-/// A member's agent is stopped, cut off or killed, and a launcher is killed.
+fn stage(conductor: &Conductor, node: usize) -> Option<CancelStage> {
+    let world = &conductor.world;
+    let agent = world.nodes[node].agent.as_ref()?;
+    agent.job(&world.key)?.cancelling()
+}
+
+/// The nodes whose launchers were told after that time that the user stopped the job.
+fn told(conductor: &Conductor, after: u64) -> Vec<usize> {
+    let told = conductor.world.truth.told.iter();
+    let mut nodes: Vec<usize> = told
+        .filter(|t| t.code == 130 && t.at >= after)
+        .map(|t| t.node)
+        .collect();
+    nodes.sort_unstable();
+    nodes.dedup();
+    nodes
+}
+
+/// Two nodes train, a third waits, a fourth has no launcher. A member's or the third one's agent is stopped or cut off,
+/// and a launcher is killed, before the order or just after it.
 #[test]
 fn a_person_hears_soon_how_an_order_ended() {
     let stops: [fn(usize) -> Option<Fault>; 3] = [
         |_| None,
+        |node| Some(Fault::AgentPause { node, for_ns: FOR }),
         |node| {
-            Some(Fault::AgentPause {
-                node,
-                for_ns: 60 * SEC,
-            })
-        },
-        |node| {
-            Some(Fault::Partition {
-                side: 1 << node,
-                for_ns: 60 * SEC,
-            })
+            let (side, for_ns) = (1 << node, FOR);
+            Some(Fault::Partition { side, for_ns })
         },
     ];
-    let mut unanswered = Vec::new();
-    for store in [false, true] {
-        for (how, stop) in stops.iter().enumerate() {
-            for stopped in 0..NODES - 1 {
-                for killed in 0..NODES {
-                    for ordered_at in (0..NODES).filter(|n| *n != stopped) {
-                        let mut faults: Vec<(u64, Fault)> =
-                            stop(stopped).map(|f| (FAILS, f)).into_iter().collect();
-                        if killed < NODES - 1 {
+    let mut wrong = Vec::new();
+    for (how, stop) in stops.iter().enumerate() {
+        let stopped = if how == 0 { NODES..NODES + 1 } else { 0..3 };
+        for stopped in stopped {
+            for killed in 0..NODES {
+                for ordered_at in (0..NODES).filter(|n| *n != stopped) {
+                    for (store, ordered) in [
+                        (false, FAILS + 8 * SEC),
+                        (true, FAILS + 8 * SEC),
+                        (true, FAILS + 2_500 * MS),
+                        (false, FAILS + 2_500 * MS),
+                    ] {
+                        let mut faults = vec![(ordered, Fault::OrderCancel { node: ordered_at })];
+                        faults.extend(stop(stopped).map(|fault| (FAILS, fault)));
+                        if killed < 3 {
                             let crash = Fault::LauncherCrash {
                                 node: killed,
                                 relaunch_after: None,
                             };
                             faults.push((FAILS + 2 * SEC, crash));
                         }
-                        let setup = setup(killed as u64, store, faults, ordered_at);
-                        let stage = stage_after(13 * SEC + 500 * MS, setup, ordered_at);
-                        let which = (store, how, stopped, killed, ordered_at);
-                        if matches!(stage, Some(CancelStage::Asked { .. })) {
-                            unanswered.push(which);
+                        let case = setup(killed as u64, store, 2, faults);
+                        let end = at(ordered + 13_500 * MS, case);
+                        let mut go: Vec<usize> = (0..3).collect();
+                        go.retain(|n| ![stopped, killed].contains(n));
+                        let right = match stage(&end, ordered_at) {
+                            // One that is cut off from the others may read of it in the store.
+                            Some(CancelStage::Over) => go.iter().all(|n| told(&end, 0).contains(n)),
+                            // A member that trains is there: nothing stands in the way.
+                            _ if stopped >= 2 => false,
+                            Some(CancelStage::Failed { .. } | CancelStage::InStore { .. }) => true,
+                            Some(CancelStage::Asked { sure }) => sure,
+                            None => false,
+                        };
+                        if !right {
+                            let stage = stage(&end, ordered_at);
+                            wrong.push((store, how, stopped, killed, ordered_at, ordered, stage));
                         }
                     }
                 }
             }
         }
     }
-    assert_eq!(unanswered, []);
+    assert_eq!(wrong, []);
+}
+
+/// Three launchers wait for a fourth. Those that are started after the order begin the job, also where an agent at which
+/// the first ones wait is stopped just then.
+#[test]
+fn an_order_ends_those_that_wait_and_none_that_come_later() {
+    const ORDERED: u64 = FAILS + SEC;
+    for seed in 0..4 {
+        for store in [false, true] {
+            for stopped in 0..NODES {
+                for ordered_at in (0..NODES).filter(|n| *n != stopped) {
+                    let mut faults = vec![(ORDERED, Fault::OrderCancel { node: ordered_at })];
+                    if stopped < 3 {
+                        let (node, for_ns) = (stopped, 4 * SEC);
+                        faults.push((FAILS, Fault::AgentPause { node, for_ns }));
+                    }
+                    for node in (0..NODES).filter(|n| *n != stopped) {
+                        faults.push((ORDERED + SEC, Fault::LateJoin { node }));
+                    }
+                    let again = ORDERED + 8 * SEC;
+                    for node in 0..NODES {
+                        faults.push((again, Fault::LateJoin { node }));
+                    }
+                    let end = at(again + 10 * SEC, setup(seed, store, 4, faults));
+                    let which = (seed, store, stopped, ordered_at);
+                    assert_eq!(told(&end, 0), [0, 1, 2], "{which:?}");
+                    let spawns = &end.world.truth.spawns;
+                    let train = |node: usize| spawns.iter().any(|s| s.node == node);
+                    assert!((0..NODES).all(train), "{which:?}");
+                }
+            }
+        }
+    }
 }

@@ -6,17 +6,20 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::durable::EVERY_NUMBER;
+use super::gathering::Held;
 use super::{Ctx, Head, Job, REPEAT};
 use crate::agent::Effect;
 use crate::ids::{Digest, LauncherId, NodeId};
 use crate::record::{Arbiter, Record};
 use crate::time::{Span, Time};
-use crate::wire::{Advert, JobMessage, MAX_LIST, Message, Wait};
+use crate::wire::{Advert, JobMessage, MAX_LIST, Message};
 
 /// An order that nobody takes up is dropped after this time: longer than who gave it waits.
 const LIMIT: Span = Span::from_secs(320);
-/// How an order ended can be read for so long.
+/// How an order ended can be read for so long, and those that wait for a life to begin are told of one.
 const KEPT: Span = Span::from_secs(30);
+/// Lives of which it is known that a person ended them.
+const KEPT_LIVES: usize = 16;
 
 /// How a person's order to end the job stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,11 +57,35 @@ pub(super) struct Cancelling {
     until: Time,
 }
 
-/// A life that a person ends, as this node heard first at that time.
+/// Lives that a person ended, as far as is known here, and when; zero: one that had not begun.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Cancelled(BTreeMap<Digest, Given>);
+
+/// An order to end a life. It is for launchers that were started before.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Cancelled {
-    lineage: Digest,
+struct Given {
+    at: Time,
     heard: Time,
+}
+
+impl Cancelled {
+    fn note(&mut self, lineage: Digest, at: Time, now: Time) {
+        let given = self.0.entry(lineage).or_insert(Given { at, heard: now });
+        *given = Given {
+            at: at.max(given.at),
+            heard: now,
+        };
+        if self.0.len() > KEPT_LIVES {
+            let oldest = self.0.iter().min_by_key(|(_, given)| given.heard);
+            if let Some(lineage) = oldest.map(|(lineage, _)| *lineage) {
+                self.0.remove(&lineage);
+            }
+        }
+    }
+
+    pub(super) fn has(&self, lineage: Digest) -> bool {
+        self.0.contains_key(&lineage)
+    }
 }
 
 /// A life of the job that is to end.
@@ -112,14 +139,10 @@ impl Job {
         }
         self.order_end(ctx, lives, false);
         if self.live().is_none() {
+            self.cancelled.note(Digest::ZERO, ctx.now, ctx.now);
             self.end_gathering(ctx);
         } else if launcher.is_some() {
             self.cancel(ctx);
-        }
-        // Once: whoever waits at a door later is of no life that is known now.
-        for node in &doors {
-            let lineage = Digest::ZERO;
-            self.send(ctx, *node, JobMessage::CancelAsk { lineage });
         }
         if let Some(order) = &mut self.cancelling {
             order.doors = doors;
@@ -137,7 +160,7 @@ impl Job {
     }
 
     fn is_life_over(&self, ctx: &Ctx<'_>, lineage: Digest) -> bool {
-        if self.live().is_some_and(|h| h.lineage() == lineage) {
+        if self.head_taken_part_in(ctx, lineage).is_some() {
             return false;
         }
         let newest = self.told_of(ctx, lineage).max_by_key(|(_, a)| a.number);
@@ -182,17 +205,19 @@ impl Job {
     }
 
     fn follow(&mut self, ctx: &mut Ctx<'_>, order: &mut Cancelling) {
-        // What becomes of launchers that nothing is heard of is not known.
+        // It is not known of launchers that nothing is heard of whether they go.
         let unheard = |n: NodeId| !ctx.peers.connected(n) || self.is_silent(ctx, n);
         let due = order.given + ctx.cfg.suspect_after.times(3);
         let gathers = |node: &NodeId| {
             let mut told = self.adverts(ctx.peers.all);
-            // Those that wait there for so long came after the order, which was said there once.
+            // Those that wait there yet came after the order.
             let waits = ctx.now < due && told.any(|(n, a)| n == *node && a.is_gathering());
             unheard(*node) || waits
         };
         let before = order.doors.len();
-        order.doors.retain(gathers);
+        if order.said > Time::ZERO {
+            order.doors.retain(gathers);
+        }
         if order.doors.len() < before {
             // They went, or the life that they waited for has begun.
             let begun = self
@@ -261,8 +286,12 @@ impl Job {
         order.stage = CancelStage::Asked { sure };
         if ctx.now >= order.said + REPEAT {
             order.said = ctx.now;
+            let ago = ctx.now.since(order.given);
             for (lineage, life) in &order.lives {
-                self.say_cancel(ctx, *lineage, life);
+                self.say_cancel(ctx, *lineage, life, ago);
+            }
+            for node in &order.doors {
+                self.send_cancel(ctx, *node, Digest::ZERO, ago);
             }
             self.ask_hellos(ctx, order.doors.iter().copied());
         }
@@ -280,9 +309,17 @@ impl Job {
     }
 
     fn is_done(&self, ctx: &Ctx<'_>, lineage: Digest, life: &Life) -> bool {
-        let here = self.live().is_some_and(|h| h.lineage() == lineage);
+        let here = self.head_taken_part_in(ctx, lineage).is_some();
         let left = life.heard && life.tellers.is_empty();
         !here && (left || self.is_life_over(ctx, lineage))
+    }
+
+    /// The generation of a life that this node takes part in, or watches for a launcher that waits here. An agent that
+    /// only knows of one hears nothing of its members but what all say.
+    fn head_taken_part_in(&self, ctx: &Ctx<'_>, lineage: Digest) -> Option<&Head> {
+        let waits = self.local.as_ref().is_some_and(|l| l.conn.is_some());
+        let live = self.live().filter(|h| h.lineage() == lineage);
+        live.filter(|_| waits || self.has_part(ctx))
     }
 
     /// Whether an agent that is asked each second says nothing: one that is stopped keeps its connection.
@@ -293,7 +330,11 @@ impl Job {
     /// Why nobody is there who could decide that a life ends.
     fn obstacle(&self, ctx: &Ctx<'_>, lineage: Digest, life: &Life) -> Option<Obstacle> {
         let id = &self.key.id;
-        let Some(head) = self.live().filter(|h| h.lineage() == lineage) else {
+        let known = self.live().filter(|h| h.lineage() == lineage);
+        // Those that are heard of a life that this node has no part in know more of it.
+        let known =
+            known.filter(|_| !life.heard || self.head_taken_part_in(ctx, lineage).is_some());
+        let Some(head) = known else {
             if !life.heard {
                 return Some(Obstacle::Silent(format!(
                     "the launcher of job {id} on this node is stopped, and no agent that this one sees knows what it \
@@ -310,15 +351,17 @@ impl Job {
                 let gone: Vec<NodeId> = life.tellers.iter().copied().collect();
                 return Some(self.unreached(ctx, &gone));
             };
-            let silent = |n: NodeId| self.is_silent(ctx, n);
-            let named = newest().filter(|(n, _)| !silent(*n));
+            let named = newest().filter(|(n, _)| !self.is_silent(ctx, *n));
             let named: Vec<NodeId> = named.filter_map(|(_, a)| a.leader).collect();
             // One that is not connected here may hear of it from those who name it.
-            let stopped = |n: NodeId| ctx.peers.connected(n) && silent(n);
-            let leads_not = !named.is_empty() && named.iter().all(|n| stopped(*n));
-            if leads_not || newest().all(|(n, _)| silent(n)) {
-                let tellers = life.tellers.iter().copied().filter(|n| silent(*n));
-                return Some(self.unreached(ctx, &tellers.collect::<Vec<_>>()));
+            let stopped = |n: NodeId| ctx.peers.connected(n) && self.is_silent(ctx, n);
+            if !named.is_empty() && named.iter().all(|n| stopped(*n)) {
+                return Some(self.unreached(ctx, &named));
+            }
+            if newest().all(|(n, _)| self.is_silent(ctx, n)) {
+                let tellers = life.tellers.iter().copied();
+                let silent = tellers.filter(|n| self.is_silent(ctx, *n));
+                return Some(self.unreached(ctx, &silent.collect::<Vec<_>>()));
             }
             return newest()
                 .all(|(_, a)| a.leader.is_none())
@@ -355,21 +398,27 @@ impl Job {
     fn unreached(&self, ctx: &Ctx<'_>, gone: &[NodeId]) -> Obstacle {
         let id = &self.key.id;
         Obstacle::Silent(format!(
-            "the agents of job {id} ({}) cannot be reached from this node any more: say `muster cancel {id}` on one of \
-             them",
+            "the agents of job {id} on {} do not answer: they are gone, stopped or cut off from this node. Start them \
+             again (a stopped one: `kill -CONT`), or say `muster cancel {id}` on another node of the job",
             ctx.names(gone)
         ))
     }
 
     /// Says to whoever may decide it that a life is to end.
-    fn say_cancel(&mut self, ctx: &mut Ctx<'_>, lineage: Digest, life: &Life) {
-        self.on_cancel_ask(ctx, ctx.me(), lineage);
+    fn say_cancel(&mut self, ctx: &mut Ctx<'_>, lineage: Digest, life: &Life, ago: Span) {
+        self.on_cancel_ask(ctx, ctx.me(), lineage, ago);
         // A launcher whose agent has lost its state has a part in it, too.
         for node in ctx.peers.connected_nodes().collect::<Vec<_>>() {
-            self.send(ctx, node, JobMessage::CancelAsk { lineage });
+            self.send_cancel(ctx, node, lineage, ago);
         }
         // A member says nothing by itself when its part is over.
         self.ask_hellos(ctx, life.tellers.iter().copied());
+    }
+
+    /// Says that a person ordered that long ago that a life ends.
+    fn send_cancel(&mut self, ctx: &Ctx<'_>, to: NodeId, lineage: Digest, ago: Span) {
+        let ago_ms = u32::try_from(ago.as_millis()).unwrap_or(u32::MAX);
+        self.send(ctx, to, JobMessage::CancelAsk { lineage, ago_ms });
     }
 
     fn ask_hellos(&mut self, ctx: &Ctx<'_>, nodes: impl Iterator<Item = NodeId>) {
@@ -428,16 +477,36 @@ impl Job {
         self.voting().is_some_and(|r| r.is_majority(lives))
     }
 
-    /// A person ends the job before it has formed: the launcher here, and those that ask here to be let in, go.
+    /// A person ends the job before it has formed: the launcher here, and those that ask here to be let in, go, unless
+    /// they were started after that.
     fn end_gathering(&mut self, ctx: &mut Ctx<'_>) {
-        if self.local.is_some() {
-            self.cancel(ctx);
+        let Some(order) = self.cancelled.0.get(&Digest::ZERO).copied() else {
+            return;
+        };
+        self.cancel_what_came_before(ctx, order.at);
+        let tickets = &mut self.gathering.tickets;
+        let meant: Vec<NodeId> = tickets
+            .extract_if(.., |_, held| held.waits_since <= order.at)
+            .map(|(node, _)| node)
+            .collect();
+        if !meant.is_empty() {
+            self.withdraw_birth(ctx);
         }
-        self.withdraw_birth(ctx);
-        for (node, held) in std::mem::take(&mut self.gathering.tickets) {
-            let launcher = held.ticket.member.launcher;
-            self.acknowledge(ctx, node, launcher, Digest::ZERO, Wait::Cancelled);
+        for node in meant.into_iter().filter(|n| *n != ctx.me()) {
+            self.send_cancel(ctx, node, Digest::ZERO, ctx.now.since(order.at));
         }
+    }
+
+    /// Whether a launcher that asks to be let in is to go, as a person ended the job before it began; it is told.
+    pub(super) fn is_cancelled_before(&mut self, ctx: &Ctx<'_>, held: &Held) -> bool {
+        let order = self.cancelled.0.get(&Digest::ZERO).copied();
+        let order = order.filter(|o| held.waits_since <= o.at && ctx.now < o.heard + KEPT);
+        let Some(order) = order.filter(|_| self.live().is_none()) else {
+            return false;
+        };
+        let (to, ago) = (held.ticket.member.node, ctx.now.since(order.at));
+        self.send_cancel(ctx, to, Digest::ZERO, ago);
+        true
     }
 
     /// Ctrl-C at the launcher here ends the life in which it takes part, or took part until it was dropped: an order,
@@ -473,22 +542,22 @@ impl Job {
     /// The launcher here goes, if it has a part in a life that a person ended, and its agent knows nothing of that any
     /// more.
     pub(super) fn end_with_cancelled(&mut self, ctx: &mut Ctx<'_>) {
-        if let Some(ended) = self.cancelled
-            && self.is_of_life(ended.lineage)
-            && !self.is_member(ctx)
-        {
-            self.cancel_what_came_before(ctx, ended.heard);
+        let life = self.own_life().filter(|_| !self.is_member(ctx));
+        if let Some(order) = life.and_then(|l| self.cancelled.0.get(&l)).copied() {
+            self.cancel_what_came_before(ctx, order.at);
         }
     }
 
-    /// Whether a person has ended this life.
-    pub(super) fn is_cancelled(&self, lineage: Digest) -> bool {
-        self.cancelled.is_some_and(|c| c.lineage == lineage)
+    /// A peer holds a life that a person ended: its launcher joins no other.
+    pub(super) fn repeat_cancel(&mut self, ctx: &Ctx<'_>, to: NodeId, lineage: Digest) {
+        if let Some(order) = self.cancelled.0.get(&lineage).copied() {
+            self.send_cancel(ctx, to, lineage, ctx.now.since(order.at));
+        }
     }
 
     /// An order is not for a launcher that was started after it: that is the newer wish.
     fn cancel_what_came_before(&mut self, ctx: &mut Ctx<'_>, order: Time) {
-        let here = self.local.as_ref();
+        let here = self.local.as_ref().filter(|l| l.over.is_none());
         if here.is_some_and(|l| l.waits_since <= order) {
             self.cancel(ctx);
         }
@@ -512,14 +581,26 @@ impl Job {
 
     /// A person ends this life of the job. Its leader decides that; where nobody can, this node gives it up. A
     /// launcher that had a part in it, of which its agent knows nothing any more, goes at once.
-    pub(super) fn on_cancel_ask(&mut self, ctx: &mut Ctx<'_>, from: NodeId, lineage: Digest) {
-        if lineage.is_zero() && self.live().is_none() {
-            return self.end_gathering(ctx);
-        }
+    pub(super) fn on_cancel_ask(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        from: NodeId,
+        lineage: Digest,
+        ago: Span,
+    ) {
         // Its launcher may be on its way back to this agent.
-        let known = self.cancelled.filter(|c| c.lineage == lineage);
-        let heard = known.map_or(ctx.now, |c| c.heard);
-        self.cancelled = Some(Cancelled { lineage, heard });
+        let (stopped, woke) = ctx.quiet;
+        // While this agent stood still the order waited here.
+        let waited = from != ctx.me() && ctx.now.since(woke) < Span(ctx.cfg.suspect_after.0 / 8);
+        let given = (ctx.now - ago).min(if waited { stopped } else { ctx.now });
+        let ago = ctx.now.since(given);
+        self.cancelled.note(lineage, given, ctx.now);
+        if lineage.is_zero() {
+            if self.live().is_none() {
+                self.end_gathering(ctx);
+            }
+            return;
+        }
         let live = self.live().filter(|h| h.lineage() == lineage);
         let Some((record, digest)) = live.map(|h| (h.record.clone(), h.digest)) else {
             self.end_with_cancelled(ctx);
@@ -531,7 +612,7 @@ impl Job {
         }
         if self.is_hopeless(ctx) {
             // It waits to go on with what is given up.
-            self.cancel_what_came_before(ctx, heard);
+            self.cancel_what_came_before(ctx, given);
             self.durable.supersede(lineage, EVERY_NUMBER);
             return self.leave_group(ctx, digest, "the user stopped the job");
         }
@@ -546,7 +627,7 @@ impl Job {
                 let passed = self.cancel_passed.filter(|(l, _)| *l == lineage);
                 if passed.is_none_or(|(_, at)| ctx.now >= at + REPEAT) {
                     self.cancel_passed = Some((lineage, ctx.now));
-                    self.send(ctx, leader, JobMessage::CancelAsk { lineage });
+                    self.send_cancel(ctx, leader, lineage, ago);
                 }
             }
             (None, _) => {}

@@ -23,6 +23,8 @@ const ATTACH: Span = Span::from_secs(60);
 /// How long they may take to save.
 const SAVE: Span = Span::from_secs(600);
 
+const NOT_HERE: &str = "the job does not train on this node now: `muster jobs` says what it does";
+
 const STOPS: &str = "the job is about to stop";
 
 const FINISHED: &str = "some ranks have finished, so there is no step that all ranks come to";
@@ -110,16 +112,15 @@ impl Job {
         self.checkpoint.as_ref()
     }
 
+    fn trains(&self) -> bool {
+        let mine = self.member.as_ref().filter(|_| self.live().is_some());
+        mine.is_some_and(super::member::Mine::trains)
+    }
+
     /// Somebody here wants a checkpoint.
     pub(crate) fn ask_checkpoint(&mut self, ctx: &mut Ctx<'_>) -> Result<(), String> {
-        let trains = self
-            .member
-            .as_ref()
-            .is_some_and(super::member::Mine::trains);
-        if !trains || self.live().is_none() {
-            return Err(
-                "the job does not train on this node now: `muster jobs` says what it does".into(),
-            );
+        if !self.trains() {
+            return Err(NOT_HERE.into());
         }
         self.checkpoint = Some(Asked {
             ask: ctx.rng.next_u64(),
@@ -134,6 +135,7 @@ impl Job {
         let Some(head) = self.live() else { return };
         let digest = head.digest;
         let leader = self.acting_leader(ctx, &head.record.clone());
+        let trains = self.trains();
         let Some(asked) = self
             .checkpoint
             .as_mut()
@@ -141,6 +143,12 @@ impl Job {
         else {
             return;
         };
+        let agreed = matches!(asked.state.stage, CheckpointStage::Saving { .. });
+        if !trains && !agreed {
+            let why = NOT_HERE.into();
+            asked.state.stage = CheckpointStage::Failed { why };
+            return;
+        }
         let due = asked.said + REPEAT;
         if asked.said > Time::ZERO && ctx.now < due {
             return self.wake_at(due, "ask for the checkpoint again");

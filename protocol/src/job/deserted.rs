@@ -86,20 +86,28 @@ impl Job {
         self.is_storeless_but(me, |m| anew(m) || self.has_forfeited(m.node))
     }
 
-    /// The member that others are told to ask: the first that may lead, as far as is known without its failure
-    /// detector.
-    pub(super) fn leader_told(&self, me: NodeId, peers: &Peers) -> Option<NodeId> {
-        let head = self
-            .head
-            .as_ref()
-            .filter(|_| !self.has_no_store_left(me, peers))?;
-        let storeless = |m: &&Member| {
+    /// The member that others are told to ask. Where that has no way to the store it is the next that has one, and that
+    /// is not missed if there is such a one. Else the word stays: a thousand members would say to a thousand agents what
+    /// they see.
+    pub(super) fn leader_told(&self, me: NodeId, peers: View<'_>) -> Option<NodeId> {
+        let head = self.head.as_ref()?;
+        let members = head.record.members.iter();
+        let first = members
+            .clone()
+            .next()
+            .filter(|_| !self.has_no_store_left(me, peers.all))?;
+        if self.lead.is_some() {
+            return Some(me);
+        }
+        let storeless = |m: &Member| {
             self.storeless_status(me, m.node)
                 .is_some_and(|s| s.storeless)
         };
-        let members = &head.record.members;
-        let leads = members.iter().find(|m| !storeless(m)).or(members.first());
-        leads.map(|m| m.node)
+        let missed = |m: &Member| peers.lost(m.node).is_some() || peers.away(m.node);
+        let mut others = members.filter(|_| storeless(first));
+        let next = others.clone().find(|m| !storeless(m) && !missed(m));
+        let next = next.or_else(|| others.find(|m| !storeless(m)));
+        Some(next.unwrap_or(first).node)
     }
 
     /// Whether the job's log decides, and each member's launcher is gone, by its word or by another's.

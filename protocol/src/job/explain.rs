@@ -214,7 +214,7 @@ impl Job {
                 let left = self.who_left(ctx) + &self.who_is_stopped(ctx);
                 let gone = self.who_is_gone(ctx, who);
                 let here = match have {
-                    0 => "none".to_owned(),
+                    0 => "none that this node reaches".to_owned(),
                     have => format!("{have} ({})", names.join(", ")),
                 };
                 let least = match min {
@@ -245,7 +245,6 @@ impl Job {
                  that job still has launchers"
                     .into()
             }
-            Wait::Cancelled => "a person has ended the job".into(),
             Wait::Spare { max } => format!(
                 "the job runs with all {max} nodes that it wants; this one is a spare and steps in at \
                  the next loss"

@@ -18,7 +18,7 @@ pub(super) struct Held {
     pub(super) first: Time,
     pub(super) renewed: Time,
     /// Since when its launcher has waited, here or elsewhere.
-    waits_since: Time,
+    pub(super) waits_since: Time,
     pub(super) told: Told,
 }
 
@@ -150,6 +150,9 @@ impl Job {
             first,
             renewed: ctx.now,
         };
+        if self.is_cancelled_before(ctx, &held) {
+            return;
+        }
         if let Some(why) = self.refusal(ctx, &held) {
             return self.refuse(ctx, from, launcher, why);
         }

@@ -48,7 +48,7 @@ impl Job {
         let lineage = end.lineage();
         let continues = || {
             let given_up = self.durable.has_given_up(lineage, end.number);
-            given_up && !self.is_cancelled(lineage)
+            given_up && !self.cancelled.has(lineage)
         };
         if !end.kind.is_terminal() || self.is_member(ctx) || !self.took_part(end) || continues() {
             return;

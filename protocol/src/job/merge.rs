@@ -299,7 +299,7 @@ impl Job {
     }
 
     /// Whether this node trains in the head, or votes on what follows it.
-    fn has_part(&self, ctx: &Ctx<'_>) -> bool {
+    pub(super) fn has_part(&self, ctx: &Ctx<'_>) -> bool {
         self.is_member(ctx) || self.voting().is_none_or(|v| v.is_voter(ctx.voter()))
     }
 

@@ -5,8 +5,8 @@ use super::disk::is_vote;
 use super::{Ctx, Job, REPEAT};
 use crate::agent::Effect;
 use crate::ids::{Digest, NodeId};
-use crate::time::Time;
-use crate::wire::{JobMessage, Message, Wait};
+use crate::time::{Span, Time};
+use crate::wire::{JobMessage, Message};
 
 /// The newest message that came before the record that it is about. Its sender repeats it after a while anyway.
 #[derive(Clone, Debug)]
@@ -44,14 +44,8 @@ impl Job {
                 lineage,
                 wait,
             } => {
-                let here = self.launcher();
-                match wait {
-                    Wait::Cancelled if here == Some(launcher) => self.cancel(ctx),
-                    Wait::Cancelled => {}
-                    _ if here.is_none_or(|here| here == launcher) => {
-                        self.on_ticket_ack(ctx, from, lineage, wait);
-                    }
-                    _ => {}
+                if self.launcher().is_none_or(|here| here == launcher) {
+                    self.on_ticket_ack(ctx, from, lineage, wait);
                 }
             }
             JobMessage::TicketRefused { launcher, why } => {
@@ -145,7 +139,10 @@ impl Job {
                 number,
                 state,
             } => self.on_looked_again(ctx, from, digest, (number, state)),
-            JobMessage::CancelAsk { lineage } => self.on_cancel_ask(ctx, from, lineage),
+            JobMessage::CancelAsk { lineage, ago_ms } => {
+                let ago = Span::from_millis(ago_ms.into());
+                self.on_cancel_ask(ctx, from, lineage, ago);
+            }
             JobMessage::Unfit { digest, text } => self.on_unfit(ctx, from, digest, text),
             JobMessage::Held { digest, ms, nodes } => self.on_held(ctx, from, digest, ms, &nodes),
             JobMessage::Voters { generation, record } => {

@@ -266,8 +266,7 @@ pub struct Job {
     checkpoint: Option<checkpoint::Asked>,
     /// The order of a person on this node, and how that stands.
     cancelling: Option<cancel::Cancelling>,
-    /// The life that a person ordered to end last, as far as is known here.
-    cancelled: Option<cancel::Cancelled>,
+    cancelled: cancel::Cancelled,
     /// Of which life such an order was passed on to its leader last, and when.
     cancel_passed: Option<(Digest, Time)>,
     /// Times of the change under way, carried from one generation's leader to the next.
@@ -361,7 +360,7 @@ impl Job {
             hung: String::new(),
             checkpoint: None,
             cancelling: None,
-            cancelled: None,
+            cancelled: cancel::Cancelled::default(),
             cancel_passed: None,
             saves: saves::Saves::default(),
             lost: given_up::Lost::default(),
@@ -577,7 +576,7 @@ impl Job {
             lineage: head.lineage(),
             digest: head.digest,
             number: head.record.number,
-            leader: self.leader_told(cfg.node, peers.all),
+            leader: self.leader_told(cfg.node, peers),
             belongs: self.belongs(cfg).is_some(),
             deserted: self.says_deserted(cfg.node, peers.all),
             left_behind,

@@ -250,10 +250,7 @@ impl Job {
             return false;
         };
         if from != ctx.me() {
-            if self.is_cancelled(lineage) {
-                // Its launcher was to end with the life that a person ended, and joins no other.
-                self.send(ctx, from, JobMessage::CancelAsk { lineage });
-            }
+            self.repeat_cancel(ctx, from, lineage);
             self.send(ctx, from, JobMessage::Superseded { lineage, up_to });
         }
         true

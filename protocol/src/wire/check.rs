@@ -83,7 +83,6 @@ impl JobMessage {
                 | Wait::Parked { .. }
                 | Wait::Changing
                 | Wait::OtherSpec
-                | Wait::Cancelled
                 | Wait::Orphan { .. }
                 | Wait::Held { .. } => Ok(()),
             },

@@ -30,7 +30,6 @@ fn waits() -> Vec<Wait> {
             ms: 28_250,
         },
         Wait::OtherSpec,
-        Wait::Cancelled,
     ]
 }
 

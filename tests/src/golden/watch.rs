@@ -42,7 +42,10 @@ pub(super) fn job_messages() -> Vec<JobMessage> {
             digest: digest(5),
             ask: 7,
         },
-        JobMessage::CancelAsk { lineage: digest(5) },
+        JobMessage::CancelAsk {
+            lineage: digest(5),
+            ago_ms: 1_200,
+        },
         checkpoint(CheckpointStage::Agreeing),
         checkpoint(CheckpointStage::Saving { step: 400 }),
         checkpoint(CheckpointStage::Done { step: 400 }),

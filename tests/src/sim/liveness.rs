@@ -1,10 +1,12 @@
 //! Conditions that must come about once the faults have stopped, computed from the truth.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::sync::Arc;
 
 use muster_protocol::Digest;
 use muster_protocol::record::{Arbiter, Record};
+use muster_protocol::wire::CheckpointStage;
 
 use super::clock::SEC;
 use super::launcher::{Launcher, Phase};
@@ -37,6 +39,8 @@ pub enum LivenessError {
     Restless { a: Digest, b: Digest },
     #[error("ranks of node {node} wait at a step that nobody decides")]
     WaitsAtBarrier { node: usize },
+    #[error("node {node}'s agent was asked to {what}, and does not say how that went")]
+    OrderOpen { node: usize, what: Order },
     #[error("a worker of node {node} hangs for ever, and node {unaware} has not heard of it")]
     NoVerdict { node: usize, unaware: usize },
 }
@@ -47,8 +51,37 @@ impl LivenessError {
         match self {
             LivenessError::WaitsAtBarrier { .. } => Some(10 * SEC),
             LivenessError::NoVerdict { .. } => Some(20 * SEC),
+            LivenessError::OrderOpen { what, .. } => Some(what.bound()),
             _ => None,
         }
+    }
+}
+
+/// What a person orders at an agent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Order {
+    Cancel,
+    Checkpoint,
+}
+
+impl Order {
+    /// Longest time until it is answered, once all is well.
+    fn bound(self) -> u64 {
+        match self {
+            // A launcher may take a life over first that nobody else could end: after `orphan_after`.
+            Order::Cancel => 60 * SEC,
+            // The ranks have 30 s to agree on a step, and save then.
+            Order::Checkpoint => 60 * SEC,
+        }
+    }
+}
+
+impl fmt::Display for Order {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Order::Cancel => "end the job",
+            Order::Checkpoint => "have the job save",
+        })
     }
 }
 
@@ -112,7 +145,7 @@ pub fn settled(world: &World) -> State {
     let tips = world.truth.tips();
     let min = world.setup.spec_at(world.now).min_nodes;
     let whole = tips.iter().find(|(d, r)| runs_whole(world, d, r).is_none());
-    if let Some(error) = leftover(world, &tips) {
+    if let Some(error) = leftover(world, &tips).or_else(|| order_open(world)) {
         return State::Not(error);
     }
     if launchers.len() < usize::from(min) {
@@ -219,6 +252,24 @@ fn runs_whole(world: &World, digest: &Digest, record: &Record) -> Option<Livenes
         }
     }
     None
+}
+
+fn order_open(world: &World) -> Option<LivenessError> {
+    world.nodes.iter().enumerate().find_map(|(node, n)| {
+        let job = n.agent.as_ref()?.job(&world.key)?;
+        let cancel = n.cancel_ordered.is_some();
+        // A rank that hangs holds up a save for as long as that may take.
+        let open = |stage: &CheckpointStage| {
+            !stage.is_over() && !matches!(stage, CheckpointStage::Saving { .. })
+        };
+        let saves = || job.checkpoint().is_some_and(|c| open(&c.state.stage));
+        let what = match cancel {
+            true => Order::Cancel,
+            false if saves() => Order::Checkpoint,
+            false => return None,
+        };
+        Some(LivenessError::OrderOpen { node, what })
+    })
 }
 
 fn leftover(world: &World, tips: &[(Digest, Arc<Record>)]) -> Option<LivenessError> {

@@ -229,6 +229,8 @@ impl World {
                 n.steady_since = self.now;
                 if paused {
                     n.left = Some(self.now);
+                } else if let Some(at) = &mut n.cancel_ordered {
+                    *at = self.now;
                 }
                 Ok(())
             }
@@ -263,7 +265,7 @@ impl World {
                 let from = self.nodes[from].id;
                 let message = Message::decode(&frame).map_err(Violation::own_frame)?;
                 self.coverage.messages += 1;
-                self.hears_cancel(to, &message);
+                self.hears_cancel(&message);
                 let agent = self.nodes[to].agent_token;
                 self.agent(to, agent, Event::Message { from, message })
             }

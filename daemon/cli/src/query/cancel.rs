@@ -22,6 +22,8 @@ use crate::{sockets, stores};
 const LIMIT: Duration = Duration::from_secs(300);
 /// By then an agent has heard of others, if it hears of any.
 const YOUNG_MS: u64 = 5_000;
+/// After this time a person hears that the order holds, though nothing here says what it waits for.
+const SLOW: Duration = Duration::from_secs(5);
 /// Between two looks at a store that may stand still.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -145,7 +147,11 @@ async fn end(args: &CancelArgs, client: &Client) -> Result<bool, Failure> {
         Stage::Over => Ok(true),
         Stage::Asked { .. } => Ok(false),
         Stage::InStore(left) => end_in_store(args, client, &left).await.map(|()| true),
-        Stage::Failed(why) => Err(Failure::Refused(why)),
+        // Those that know the job do not answer, while its store is there.
+        Stage::Failed(why) => match &args.store {
+            Some(location) => end_silent(args, client, location).await.map(|()| true),
+            None => Err(Failure::Refused(why)),
+        },
     }
 }
 
@@ -191,18 +197,18 @@ async fn follow(args: &CancelArgs, client: &Client, embedded: bool) -> Result<St
     wait(&what, LIMIT, async || {
         stage = match client.query(Query::Jobs).await {
             Ok(jobs) => {
-                let waiting = rows_of(&jobs, &args.job).map(|row| field(row, "waiting"));
-                let mut waiting = waiting.filter(|_| !said && began.elapsed() > SAY_AFTER);
-                if let Some(why) = waiting.find(|why| !why.is_empty()) {
-                    say(&format!("the order holds, and waits: {}", clean(&why)));
-                    said = true;
-                }
-                stage_of(&jobs, &args.job).ok_or_else(|| {
+                let stage = stage_of(&jobs, &args.job).ok_or_else(|| {
                     Unanswered::Refused(format!(
                         "the agent has lost the order, as it was started anew: say `muster cancel {}` again",
                         clean(&args.job)
                     ))
-                })?
+                })?;
+                let open = matches!(stage, Stage::Asked { .. });
+                if let Some(text) = waits(&jobs, &args.job, began).filter(|_| open && !said) {
+                    say(&text);
+                    said = true;
+                }
+                stage
             }
             // An embedded agent ends with its job, and takes its socket along.
             Err(Unanswered::Hangs(why) | Unanswered::Silent(why)) => {
@@ -225,6 +231,21 @@ async fn follow(args: &CancelArgs, client: &Client, embedded: bool) -> Result<St
     })
     .await?;
     Ok(stage)
+}
+
+/// What an order waits for, to a person who has waited since `began`.
+fn waits(jobs: &Value, job: &str, began: Instant) -> Option<String> {
+    let waiting = rows_of(jobs, job).map(|row| field(row, "waiting"));
+    let mut waiting = waiting.filter(|_| began.elapsed() > SAY_AFTER);
+    let why = waiting.find(|why| !why.is_empty());
+    let why = why.map(|why| format!("the order holds, and waits: {}", clean(&why)));
+    why.or_else(|| {
+        (began.elapsed() > SLOW).then(|| {
+            "the order holds: other nodes have it, and the job is not over. Its workers may take their --stop-grace; else \
+             `muster jobs` on one of its nodes says what it waits for"
+                .to_owned()
+        })
+    })
 }
 
 fn stage_of(jobs: &Value, job: &str) -> Option<Stage> {

@@ -5,13 +5,15 @@ use super::super::scripted::{
 };
 use super::super::{ConnId, Event};
 use super::members::trains;
+use super::told::ticket;
 use crate::ids::{Digest, NodeId};
 use crate::job::CancelStage;
 use crate::local::{Began, Command, Register, ToAgent, ToLauncher};
 use crate::membership::Answer;
 use crate::record::{Arbiter, Kind, Record};
+use crate::spec::JobSpec;
 use crate::time::Span;
-use crate::wire::{Action, Advert, JobMessage, Leave};
+use crate::wire::{Action, Advert, JobMessage, Leave, Ticket, Wait};
 
 fn orders(s: &mut Scripted) {
     s.on(Event::Launcher {
@@ -23,6 +25,12 @@ fn orders(s: &mut Scripted) {
 
 fn stage(s: &Scripted) -> Option<CancelStage> {
     s.agent.job(&key("j")).and_then(|j| j.cancelling())
+}
+
+/// Whether the launcher here was told that the user stopped the job.
+fn is_stopped(s: &Scripted) -> bool {
+    let mut told = s.told.iter().map(|(_, frame)| frame);
+    told.any(|f| matches!(f, ToLauncher::End { code: 130, .. }))
 }
 
 /// A member's statement about its generation.
@@ -63,7 +71,7 @@ fn outside(record: &Record) -> Scripted {
 fn asked(s: &mut Scripted) -> Vec<(NodeId, Digest)> {
     let sent = std::mem::take(&mut s.sent).into_iter();
     let asks = sent.filter_map(|(to, body)| match body {
-        JobMessage::CancelAsk { lineage } => Some((to, lineage)),
+        JobMessage::CancelAsk { lineage, .. } => Some((to, lineage)),
         _ => None,
     });
     asks.collect()
@@ -109,27 +117,28 @@ fn a_life_whose_nodes_cannot_be_reached_any_more_is_not_taken_for_over() {
     assert!(matches!(stage(&s), Some(CancelStage::Failed { .. })));
 }
 
-/// An agent that is stopped keeps its connection, and says nothing: the order is given up with a reason.
+/// An agent that is stopped keeps its connection, and says nothing: the order is given up with a reason, where the one
+/// that leads is such an agent (node 0).
 #[test]
-fn a_life_whose_agents_say_nothing_any_more_is_not_waited_for_without_end() {
-    for speaks in [true, false] {
+fn a_life_whose_leader_says_nothing_any_more_is_not_waited_for_without_end() {
+    for (speak, gives_up) in [(0..2, false), (0..1, false), (1..2, true), (0..0, true)] {
         let first = record(2, 3);
         let mut s = outside(&first);
         s.pass(Span::from_secs(10));
         orders(&mut s);
         for _ in 0..10 {
-            if speaks {
-                s.says_hello(1, vec![lives(&first)]);
+            for i in speak.clone() {
+                s.says_hello(i, vec![lives(&first)]);
             }
             s.pass(Span::from_secs(1));
         }
         let failed = matches!(stage(&s), Some(CancelStage::Failed { .. }));
-        assert_eq!(failed, !speaks, "{:?}", stage(&s));
+        assert_eq!(failed, gives_up, "{speak:?}: {:?}", stage(&s));
     }
 }
 
 #[test]
-fn launchers_that_wait_are_told_once_and_not_taken_for_gone_with_the_link() {
+fn launchers_that_wait_are_told_and_not_taken_for_gone_with_the_link() {
     let gathers = || vec![Advert::gathering(key("j"))];
     for gone in [false, true] {
         let mut s = Scripted::new(config(3, 2), Vec::new());
@@ -137,7 +146,8 @@ fn launchers_that_wait_are_told_once_and_not_taken_for_gone_with_the_link() {
         s.says_hello(0, gathers());
         orders(&mut s);
         s.pass(Span::from_secs(3));
-        assert_eq!(asked(&mut s), [(node(0), Digest::ZERO)]);
+        // What was lost on the way is said again.
+        assert_eq!(asked(&mut s), [(node(0), Digest::ZERO); 4]);
         assert_eq!(stage(&s), Some(CancelStage::Asked { sure: false }));
         match gone {
             true => s.on(Event::Disconnected { node: node(0) }),
@@ -231,11 +241,7 @@ fn a_minority_does_not_end_what_a_majority_that_it_does_not_see_goes_on_with() {
         s.pass(Span::from_secs(6));
         orders(&mut s);
         s.pass(Span::from_secs(1));
-        let told = |s: &Scripted| {
-            let mut told = s.told.iter().map(|(_, frame)| frame);
-            told.any(|f| matches!(f, ToLauncher::End { code: 130, .. }))
-        };
-        assert!(told(&s));
+        assert!(is_stopped(&s));
         assert_eq!(stage(&s), Some(CancelStage::Asked { sure: dead }));
         s.on(Event::LauncherGone {
             conn: ConnId(1),
@@ -260,7 +266,7 @@ fn a_minority_does_not_end_what_a_majority_that_it_does_not_see_goes_on_with() {
 fn an_order_is_passed_on_once_in_a_while_and_never_back() {
     let (mut s, _) = trains(2, 3, &[]);
     let lineage = record(3, 2).lineage();
-    let ask = || JobMessage::CancelAsk { lineage };
+    let ask = || JobMessage::CancelAsk { lineage, ago_ms: 0 };
     s.sent.clear();
     s.hears(0, ask());
     assert_eq!(asked(&mut s), []);
@@ -288,11 +294,7 @@ fn a_launcher_that_its_agent_does_not_know_as_a_member_is_not_all_of_the_job() {
     orders(&mut s);
     let both = [0, 1].map(|i| (node(i), running.lineage()));
     assert_eq!(asked(&mut s), both);
-    let told = |s: &Scripted| {
-        let mut told = s.told.iter().map(|(_, frame)| frame);
-        told.any(|f| matches!(f, ToLauncher::End { code: 130, .. }))
-    };
-    assert!(told(&s));
+    assert!(is_stopped(&s));
     assert_eq!(stage(&s), Some(CancelStage::Asked { sure: false }));
     // Nobody that this agent sees knows that life: others may run it all the same.
     let mut s = Scripted::new(config(3, 2), Vec::new());
@@ -305,7 +307,7 @@ fn a_launcher_that_its_agent_does_not_know_as_a_member_is_not_all_of_the_job() {
     orders(&mut s);
     s.pass(Span::from_secs(1));
     assert_eq!(stage(&s), Some(CancelStage::Asked { sure: false }));
-    assert!(told(&s));
+    assert!(is_stopped(&s));
     s.pass(Span::from_secs(10));
     assert!(matches!(stage(&s), Some(CancelStage::Failed { .. })));
 }
@@ -317,12 +319,12 @@ fn a_job_that_is_cancelled_ends_without_the_node_that_said_so() {
     s.says(ToAgent::Cancel);
     let lineage = record(3, 2).lineage();
     let told = |s: &Scripted, i: usize| {
-        let ask = (node(i), JobMessage::CancelAsk { lineage });
+        let ask = (node(i), JobMessage::CancelAsk { lineage, ago_ms: 0 });
         s.sent.contains(&ask)
     };
     assert!(told(&s, 0) && told(&s, 2));
     let (mut s, digest) = trains(2, 3, &[]);
-    s.hears(0, JobMessage::CancelAsk { lineage });
+    s.hears(0, JobMessage::CancelAsk { lineage, ago_ms: 0 });
     s.pass(Span::from_secs(1));
     let says = |(to, body): &(NodeId, JobMessage)| match body {
         JobMessage::Status(st) => *to == node(0) && st.digest == digest && st.cancel,
@@ -467,4 +469,148 @@ fn those_that_have_ended_are_told_once_whose_workers_they_wait_for() {
     s.sent.clear();
     s.pass(Span::from_secs(10));
     assert!(!told(&s, 1));
+}
+
+/// The order is given here, or heard of from another node; the launcher waits for a place in what goes on elsewhere.
+#[test]
+fn a_launcher_that_was_started_after_an_order_is_not_ended_by_it() {
+    let first = record(2, 3);
+    let lineage = first.lineage();
+    for own in [true, false] {
+        for before in [true, false] {
+            let mut s = outside(&first);
+            if before {
+                s.launcher(3, 2, None);
+            }
+            s.pass(Span::from_millis(10));
+            match own {
+                true => orders(&mut s),
+                // Another job of this node knows of it already.
+                false => {
+                    s.says_hello(0, vec![lives(&first)]);
+                    s.hears(1, JobMessage::CancelAsk { lineage, ago_ms: 0 });
+                }
+            }
+            s.pass(Span::from_millis(10));
+            if !before {
+                s.launcher(3, 2, None);
+            }
+            let ack = JobMessage::TicketAck {
+                launcher: member(3).launcher,
+                lineage,
+                wait: Wait::Spare { max: 2 },
+            };
+            s.hears(0, ack);
+            s.hears(1, JobMessage::CancelAsk { lineage, ago_ms: 0 });
+            s.pass(Span::from_secs(3));
+            assert_eq!(is_stopped(&s), before, "own {own}");
+        }
+    }
+}
+
+/// An order is said again and again, by the agent that was given it and by the one that they ask: it is none for those
+/// that came later.
+#[test]
+fn launchers_that_wait_are_ended_if_they_came_before_the_order() {
+    let ask = |ago_ms| JobMessage::CancelAsk {
+        lineage: Digest::ZERO,
+        ago_ms,
+    };
+    let spec = JobSpec {
+        min_nodes: 4,
+        max_nodes: 4,
+        ..JobSpec::default()
+    };
+    let waits = |k: usize, waited_ms: u32| match ticket(k, &spec, None) {
+        JobMessage::Ticket(ticket) => JobMessage::Ticket(Box::new(Ticket {
+            waited_ms,
+            ..*ticket
+        })),
+        other => other,
+    };
+    let mut s = Scripted::new(config(0, 2), Vec::new());
+    (1..4).for_each(|k| s.peer(k));
+    s.launcher_of(0, (4, 4), None);
+    s.pass(Span::from_secs(2));
+    s.hears(1, waits(1, 5_000));
+    s.hears(2, waits(2, 0));
+    s.sent.clear();
+    s.hears(3, ask(1_000));
+    assert!(is_stopped(&s));
+    assert_eq!(asked(&mut s), [(node(1), Digest::ZERO)]);
+    // One whose agent did not hear of it asks again.
+    s.pass(Span::from_secs(1));
+    s.hears(1, waits(1, 6_000));
+    s.hears(2, waits(2, 1_000));
+    assert_eq!(asked(&mut s), [(node(1), Digest::ZERO)]);
+    // Much later there is no such order.
+    s.pass(Span::from_secs(40));
+    s.hears(1, waits(1, 47_000));
+    assert_eq!(asked(&mut s), []);
+    // A launcher that came after it.
+    let mut s = Scripted::new(config(3, 2), Vec::new());
+    s.peer(0);
+    s.launcher_of(3, (3, 3), None);
+    s.pass(Span::from_secs(1));
+    s.hears(0, ask(2_000));
+    assert!(!is_stopped(&s));
+    s.hears(0, ask(500));
+    assert!(is_stopped(&s));
+}
+
+/// One that is stopped, and one at which others wait soon after.
+#[test]
+fn an_agent_at_which_launchers_wait_is_asked_for_a_while() {
+    for speaks in [true, false] {
+        let gathers = || vec![Advert::gathering(key("j"))];
+        let mut s = Scripted::new(config(3, 2), Vec::new());
+        s.peer(0);
+        s.says_hello(0, gathers());
+        orders(&mut s);
+        for _ in 0..12 {
+            if speaks {
+                s.says_hello(0, gathers());
+            }
+            s.pass(Span::from_secs(1));
+        }
+        assert!(
+            asked(&mut s)
+                .iter()
+                .all(|ask| *ask == (node(0), Digest::ZERO))
+        );
+        match (stage(&s), speaks) {
+            (Some(CancelStage::Over), true) | (Some(CancelStage::Failed { .. }), false) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// Rank 0's launcher is dead, and with it this agent's way to the store: it names the next member. That one's agent is
+/// stopped, or was a moment ago.
+#[test]
+fn an_order_waits_for_no_leader_that_says_nothing() {
+    for speaks in [true, false] {
+        let first = by_store(record(2, 3));
+        let mut s = outside(&first);
+        s.pass(Span::from_secs(10));
+        orders(&mut s);
+        for _ in 0..10 {
+            let next = Advert {
+                leader: Some(node(1)),
+                ..lives(&first)
+            };
+            s.says_hello(0, vec![next]);
+            if speaks {
+                s.says_hello(1, vec![lives(&first)]);
+            }
+            s.pass(Span::from_secs(1));
+        }
+        match (stage(&s), speaks) {
+            (Some(CancelStage::Asked { .. }), true) => {}
+            (Some(CancelStage::Failed { why }), false) => {
+                assert!(why.contains("h1") && !why.contains("h0"), "{why}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
 }

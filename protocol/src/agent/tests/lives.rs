@@ -21,7 +21,7 @@ fn a_launcher_that_comes_back_to_a_life_that_was_given_up_by_a_persons_order_end
     let (lineage, digest) = (r.lineage(), r.digest());
     let mut s = Scripted::new(config(0, 2), vec![holds(&r, 1)]);
     s.peer(1);
-    s.hears(1, JobMessage::CancelAsk { lineage });
+    s.hears(1, JobMessage::CancelAsk { lineage, ago_ms: 0 });
     let up_to = u64::MAX;
     s.hears(1, JobMessage::Superseded { lineage, up_to });
     let began = Some(Box::new(Began { lineage, digest }));

@@ -362,7 +362,7 @@ fn a_job_without_a_majority_is_given_up_by_a_persons_word() {
     s.says_hello(0, vec![advert]);
     let lineage = r.lineage();
     let asks = |(to, m): &&(NodeId, JobMessage)| match m {
-        JobMessage::CancelAsk { lineage: of } => *to == node(0) && *of == lineage,
+        JobMessage::CancelAsk { lineage: of, .. } => *to == node(0) && *of == lineage,
         _ => false,
     };
     assert_eq!(s.sent.iter().filter(asks).count(), 1, "{:?}", s.sent);

@@ -338,6 +338,7 @@ fn that_a_next_life_gathers_is_told_beside_the_end_of_the_last() {
         3,
         JobMessage::CancelAsk {
             lineage: Digest::ZERO,
+            ago_ms: 0,
         },
     );
     let mut told = s.told.iter().map(|(_, frame)| frame);

@@ -5,6 +5,7 @@ use muster_protocol::local::{Command, ToAgent};
 use muster_protocol::wire::{JobMessage, Message};
 
 use super::World;
+use crate::sim::clock::MS;
 use crate::sim::invariants::Violation;
 
 impl World {
@@ -24,29 +25,28 @@ impl World {
         self.order(node, Command::Cancel { job })?;
         if self.coverage.refused_events == refused {
             self.nodes[node].cancel_ordered = Some(self.now);
-            self.cancels_all();
+            self.cancels_all(self.now);
         }
         Ok(())
     }
 
-    /// An order is for those that take part in the life when it arrives, or wait for one to begin.
-    pub(super) fn hears_cancel(&mut self, node: usize, message: &Message) {
-        let Message::Job { body, .. } = message else {
-            return;
-        };
-        let JobMessage::CancelAsk { lineage } = **body else {
-            return;
-        };
-        if lineage.is_zero() {
-            self.cancels_all();
-        } else if let Some(launcher) = &mut self.nodes[node].launcher {
-            let life = self.truth.lives.get(&launcher.id).copied().flatten();
-            launcher.cancelled |= life == Some(lineage);
+    /// An order counts from when it was given, by the word that comes of it: the time that this took on the way is not
+    /// known where it arrives.
+    pub(super) fn hears_cancel(&mut self, message: &Message) {
+        if let Message::Job { body, .. } = message
+            && let JobMessage::CancelAsk { ago_ms, .. } = **body
+        {
+            self.cancels_all(self.now.saturating_sub(u64::from(ago_ms) * MS));
         }
     }
 
-    fn cancels_all(&mut self) {
-        let there = self.nodes.iter_mut().filter_map(|n| n.launcher.as_mut());
-        there.for_each(|l| l.cancelled = true);
+    fn cancels_all(&mut self, given: u64) {
+        for (node, n) in self.nodes.iter_mut().enumerate() {
+            let mut started = self.started.iter().rev();
+            let since = started.find(|(on, _)| *on == node).map_or(0, |(_, at)| *at);
+            if let Some(launcher) = n.launcher.as_mut().filter(|_| since <= given) {
+                launcher.cancelled = true;
+            }
+        }
     }
 }
