@@ -484,11 +484,11 @@ impl Job {
             return;
         };
         self.cancel_what_came_before(ctx, order.at);
+        let tickets = self.gathering.tickets.iter();
+        let meant = tickets.filter(|(_, held)| held.waits_since <= order.at);
+        let meant: Vec<NodeId> = meant.map(|(node, _)| *node).collect();
         let tickets = &mut self.gathering.tickets;
-        let meant: Vec<NodeId> = tickets
-            .extract_if(.., |_, held| held.waits_since <= order.at)
-            .map(|(node, _)| node)
-            .collect();
+        tickets.retain(|_, held| held.waits_since > order.at);
         if !meant.is_empty() {
             self.withdraw_birth(ctx);
         }

@@ -7,7 +7,7 @@
 //! sim step FILE                                             carry out a kept log, step by step
 //! ```
 //!
-//! With `--plain` a seed has no checkpoints by order, hangs or nodes that are given up.
+//! With `--plain` a seed has no checkpoints by order, hangs, nodes that are given up or orders to end the job.
 
 use std::path::PathBuf;
 use std::sync::Mutex;
