@@ -241,8 +241,8 @@ fn waits(jobs: &Value, job: &str, began: Instant) -> Option<String> {
     let why = why.map(|why| format!("the order holds, and waits: {}", clean(&why)));
     why.or_else(|| {
         (began.elapsed() > SLOW).then(|| {
-            "the order holds: other nodes have it, and the job is not over. Its workers may take their --stop-grace; else \
-             `muster jobs` on one of its nodes says what it waits for"
+            "the order holds, and it is not known yet whether the job is over. Its workers may take their --stop-grace to \
+             end; `muster jobs` on one of its nodes says what it waits for"
                 .to_owned()
         })
     })
