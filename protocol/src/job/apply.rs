@@ -357,8 +357,7 @@ impl Job {
         wait: Wait,
     ) {
         // This counts also while what ran here before is being stopped: it may be said only once.
-        let waits = !lineage.is_zero() && !self.came_after_order(lineage);
-        if waits && self.is_here_to_join(ctx) && !self.is_of_life(lineage) {
+        if self.is_here_to_join(ctx) && !lineage.is_zero() && !self.is_of_life(lineage) {
             self.set_life(Some(lineage));
             // The word of its end may have come before.
             self.hear_of_known_ends(ctx);

@@ -548,15 +548,6 @@ impl Job {
         }
     }
 
-    /// Whether a person ended this life before the launcher here was started: it is of the next one, though its place is
-    /// kept by members that have not heard of that.
-    pub(super) fn came_after_order(&self, lineage: Digest) -> bool {
-        let order = self.cancelled.0.get(&lineage);
-        let here = self.local.as_ref().map(|l| l.waits_since);
-        here.zip(order)
-            .is_some_and(|(since, order)| since > order.at)
-    }
-
     /// A peer holds a life that a person ended: its launcher joins no other.
     pub(super) fn repeat_cancel(&mut self, ctx: &Ctx<'_>, to: NodeId, lineage: Digest) {
         if let Some(order) = self.cancelled.0.get(&lineage).copied() {
@@ -609,9 +600,6 @@ impl Job {
                 self.end_gathering(ctx);
             }
             return;
-        }
-        if self.is_of_life(lineage) && self.came_after_order(lineage) && !self.is_member(ctx) {
-            self.set_life(None);
         }
         let live = self.live().filter(|h| h.lineage() == lineage);
         let Some((record, digest)) = live.map(|h| (h.record.clone(), h.digest)) else {
