@@ -590,8 +590,8 @@ impl Job {
     ) {
         // Its launcher may be on its way back to this agent.
         let (stopped, woke) = ctx.quiet;
-        // While this agent stood still the order waited here.
-        let waited = from != ctx.me() && ctx.now.since(woke) < Span(ctx.cfg.suspect_after.0 / 8);
+        // While this agent stood still the order waited here. What waited is read at once.
+        let waited = from != ctx.me() && ctx.now.since(woke) < Span(ctx.cfg.suspect_after.0 / 64);
         let given = (ctx.now - ago).min(if waited { stopped } else { ctx.now });
         let ago = ctx.now.since(given);
         self.cancelled.note(lineage, given, ctx.now);
