@@ -18,7 +18,7 @@ use crate::wire::{Advert, JobMessage, MAX_LIST, Message};
 const LIMIT: Span = Span::from_secs(320);
 /// How an order ended can be read for so long, and those that wait for a life to begin are told of one.
 const KEPT: Span = Span::from_secs(30);
-/// Lives of which it is known that a person ended them.
+/// Most lives of which an agent keeps that a person ended them.
 const KEPT_LIVES: usize = 16;
 
 /// How a person's order to end the job stands.
@@ -215,6 +215,7 @@ impl Job {
             unheard(*node) || waits
         };
         let before = order.doors.len();
+        // Each is told at least once: one that the launcher here asks may not say yet that others wait there.
         if order.said > Time::ZERO {
             order.doors.retain(gathers);
         }

@@ -57,7 +57,7 @@ impl LivenessError {
     }
 }
 
-/// What a person orders at an agent.
+/// An order of a person at an agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
     Cancel,

@@ -233,7 +233,7 @@ async fn follow(args: &CancelArgs, client: &Client, embedded: bool) -> Result<St
     Ok(stage)
 }
 
-/// What an order waits for, to a person who has waited since `began`.
+/// Words on an order that is under way, for a person who has waited since `began`: none at first.
 fn waits(jobs: &Value, job: &str, began: Instant) -> Option<String> {
     let waiting = rows_of(jobs, job).map(|row| field(row, "waiting"));
     let mut waiting = waiting.filter(|_| began.elapsed() > SAY_AFTER);
