@@ -494,7 +494,7 @@ impl Job {
             self.withdraw_birth(ctx);
         }
         for node in meant.into_iter().filter(|n| *n != ctx.me()) {
-            self.send_cancel(ctx, node, Digest::ZERO, ctx.now.since(order.at));
+            self.repeat_cancel(ctx, node, Digest::ZERO);
         }
     }
 
@@ -502,12 +502,11 @@ impl Job {
     pub(super) fn is_cancelled_before(&mut self, ctx: &Ctx<'_>, held: &Held) -> bool {
         let order = self.cancelled.0.get(&Digest::ZERO).copied();
         let order = order.filter(|o| held.waits_since <= o.at && ctx.now < o.heard + KEPT);
-        let Some(order) = order.filter(|_| self.live().is_none()) else {
-            return false;
-        };
-        let (to, ago) = (held.ticket.member.node, ctx.now.since(order.at));
-        self.send_cancel(ctx, to, Digest::ZERO, ago);
-        true
+        let goes = order.is_some() && self.live().is_none();
+        if goes {
+            self.repeat_cancel(ctx, held.ticket.member.node, Digest::ZERO);
+        }
+        goes
     }
 
     /// Ctrl-C at the launcher here ends the life in which it takes part, or took part until it was dropped: an order,
@@ -549,7 +548,7 @@ impl Job {
         }
     }
 
-    /// A peer holds a life that a person ended: its launcher joins no other.
+    /// Tells a peer of the order to end this life, if there was one: its launcher joins no other.
     pub(super) fn repeat_cancel(&mut self, ctx: &Ctx<'_>, to: NodeId, lineage: Digest) {
         if let Some(order) = self.cancelled.0.get(&lineage).copied() {
             self.send_cancel(ctx, to, lineage, ctx.now.since(order.at));
