@@ -129,6 +129,25 @@ fn a_job_with_a_store_is_cancelled_though_all_its_launchers_are_gone() {
 }
 
 #[test]
+fn a_job_is_cancelled_though_the_nodes_that_went_on_with_it_are_gone_with_their_agents() {
+    let (store, flag) = store();
+    let mut bed = agents(2, &["--nnodes=1", &flag]);
+    let mut began = 0;
+    for node in [1, 0] {
+        bed.attach(node);
+        began = bed.group(&[node], began).began();
+        bed.kill_agent(node);
+        kill_launcher(&mut bed, node);
+    }
+    // It knows of the generation before alone.
+    bed.agent(1);
+    let place = store.path().to_str().unwrap();
+    let (done, said) = bed.muster(1, &["cancel", "job", "--wait", "--store", place]);
+    assert!(done, "{said}");
+    bed.until("it is over", |bed| bed.job(1)["kind"] == "cancelled");
+}
+
+#[test]
 fn a_job_that_has_not_formed_is_cancelled_from_any_node() {
     let mut bed = agents(4, &["--nnodes=3"]);
     [0, 1].into_iter().for_each(|node| bed.attach(node));
