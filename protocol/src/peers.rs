@@ -78,8 +78,8 @@ impl Peer {
 /// All other agents.
 #[derive(Clone, Debug, Default)]
 pub struct Peers {
-    /// This agent and its host, to be called by the same name here as everywhere.
-    pub me: Option<(NodeId, String)>,
+    /// This agent, its state directory, and its host, to be called by the same name here as everywhere.
+    pub me: Option<(NodeId, StateId, String)>,
     pub map: BTreeMap<NodeId, Peer>,
     /// Hosts of agents as earlier runs of this one heard them, for people alone: a node that died before this
     /// run has a name, too.
@@ -131,6 +131,14 @@ impl Peers {
         before
             .filter(|n| self.host(*n) == self.host(node))
             .collect()
+    }
+
+    /// Whether this node's agent is here with another state directory than this one.
+    pub fn has_lost(&self, node: NodeId, state: StateId) -> bool {
+        match self.me.as_ref().filter(|(me, ..)| *me == node) {
+            Some((_, mine, _)) => *mine != state,
+            None => self.map.get(&node).is_some_and(|p| p.has_lost(state)),
+        }
     }
 
     /// Whether another agent of its host has the address of this one, which is not connected.
@@ -197,8 +205,8 @@ impl Peers {
 
     /// Name of a node for people.
     pub fn name(&self, node: NodeId) -> String {
-        let mine = self.me.iter().find(|(me, _)| *me == node);
-        match mine.map(|(_, host)| &**host).or(self.host(node)) {
+        let mine = self.me.iter().find(|(me, ..)| *me == node);
+        match mine.map(|(_, _, host)| &**host).or(self.host(node)) {
             Some(host) => format!("{host} ({node})"),
             None => node.to_string(),
         }

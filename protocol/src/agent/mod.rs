@@ -180,7 +180,7 @@ impl Agent {
         let mut agent = Agent {
             rng: Rng::new(cfg.seed),
             peers: Peers {
-                me: Some((cfg.node, cfg.host.clone())),
+                me: Some((cfg.node, cfg.state, cfg.host.clone())),
                 ..Peers::default()
             },
             cfg,

@@ -43,7 +43,7 @@ impl Job {
         let Some(head) = self.live() else {
             return false;
         };
-        let me = peers.me.as_ref().map(|(me, _)| *me);
+        let me = peers.me.as_ref().map(|(me, ..)| *me);
         let mut told = self.adverts(peers);
         me.is_some_and(|me| self.says_deserted(me, peers))
             || self.lead.is_none() && told.any(|(_, a)| a.digest == head.digest && a.deserted)
@@ -82,7 +82,11 @@ impl Job {
     /// Whether the job's log decides, and no member is left that could write it: nobody leads. An agent that is back
     /// with another state directory is no member any more, and one that gave the job up writes no more.
     pub(super) fn has_no_store_left(&self, me: NodeId, peers: &Peers) -> bool {
-        let anew = |m: &Member| peers.get(m.node).is_some_and(|p| p.has_lost(m.state));
+        let anew = |m: &Member| {
+            // Its launcher may have come to this agent, and be about to end its workers.
+            let here = m.node == me && self.launcher() == Some(m.launcher);
+            !here && peers.has_lost(m.node, m.state)
+        };
         self.is_storeless_but(me, |m| anew(m) || self.has_forfeited(m.node))
     }
 
@@ -181,8 +185,7 @@ impl Job {
     pub(super) fn drive_deserted(&mut self, ctx: &mut Ctx<'_>, record: &Record, a: &Assessment) {
         let here = record.members.iter().any(|m| !a.lost.contains(&m.node));
         let sure = a.lost.iter().all(|n| self.is_dead(ctx, record, *n));
-        let peer = |m: &Member| ctx.peers.get(m.node);
-        let anew = |m: &Member| peer(m).is_some_and(|p| p.has_lost(m.state));
+        let anew = |m: &Member| ctx.peers.all.has_lost(m.node, m.state);
         // An agent that is back with another state directory has its launchers end what they run.
         let ended =
             |n: &NodeId| self.is_dead(ctx, record, *n) || record.member(*n).is_some_and(anew);

@@ -165,8 +165,7 @@ impl Job {
     /// Whether the agent of this member is there with another state directory.
     fn is_back_anew(ctx: &Ctx<'_>, of: &Record, node: NodeId) -> bool {
         let was = of.member(node).map(|m| m.state);
-        let peer = ctx.peers.get(node);
-        was.is_some_and(|state| peer.is_some_and(|p| p.has_lost(state)))
+        was.is_some_and(|state| ctx.peers.all.has_lost(node, state))
     }
 
     /// Those whose leases are over by now are waited for no more.
