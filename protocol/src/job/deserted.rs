@@ -82,12 +82,13 @@ impl Job {
     /// Whether the job's log decides, and no member is left that could write it: nobody leads. An agent that is back
     /// with another state directory is no member any more, and one that gave the job up writes no more.
     pub(super) fn has_no_store_left(&self, me: NodeId, peers: &Peers) -> bool {
-        let anew = |m: &Member| {
-            // Its launcher may have come to this agent, and be about to end its workers.
-            let here = m.node == me && self.launcher() == Some(m.launcher);
-            !here && peers.has_lost(m.node, m.state)
-        };
-        self.is_storeless_but(me, |m| anew(m) || self.has_forfeited(m.node))
+        self.is_storeless_but(me, |m| self.is_anew(peers, m) || self.has_forfeited(m.node))
+    }
+
+    /// Whether the agent of this member is there with another state directory: its launchers end what they run.
+    pub(super) fn is_anew(&self, peers: &Peers, m: &Member) -> bool {
+        // Its launcher may have come to this agent, and be about to do so.
+        self.launcher() != Some(m.launcher) && peers.has_lost(m.node, m.state)
     }
 
     /// The member that others are told to ask. Where that has no way to the store it is the next that has one, and that
@@ -185,8 +186,7 @@ impl Job {
     pub(super) fn drive_deserted(&mut self, ctx: &mut Ctx<'_>, record: &Record, a: &Assessment) {
         let here = record.members.iter().any(|m| !a.lost.contains(&m.node));
         let sure = a.lost.iter().all(|n| self.is_dead(ctx, record, *n));
-        let anew = |m: &Member| ctx.peers.all.has_lost(m.node, m.state);
-        // An agent that is back with another state directory has its launchers end what they run.
+        let anew = |m: &Member| self.is_anew(ctx.peers.all, m);
         let ended =
             |n: &NodeId| self.is_dead(ctx, record, *n) || record.member(*n).is_some_and(anew);
         let cut_off = !a.lost.iter().all(ended);

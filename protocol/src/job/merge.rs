@@ -381,8 +381,7 @@ impl Job {
     /// Nobody is left who could decide what follows, all members are known to be dead, and enough launchers wait here
     /// for the job to form anew: nodes that come without their state, as most of these do, need not ask for more.
     fn leave_dead(&mut self, ctx: &mut Ctx<'_>, record: &Record) -> bool {
-        let anew = |m: &Member| ctx.peers.all.has_lost(m.node, m.state);
-        let dead = |m: &Member| self.is_dead(ctx, record, m.node) || anew(m);
+        let dead = |m: &Member| self.is_dead(ctx, record, m.node) || self.is_anew(ctx.peers.all, m);
         let enough = self.eligible(ctx).count() >= usize::from(record.spec.birth_nodes());
         if !enough || !self.is_hopeless(ctx) || !record.members.iter().all(dead) {
             self.merge.dead_since = None;
