@@ -4,7 +4,7 @@ use muster_protocol::job::CancelStage;
 use muster_protocol::spec::JobSpec;
 use muster_tests::sim::clock::{MS, SEC};
 use muster_tests::sim::conductor::Conductor;
-use muster_tests::sim::setup::{Fault, NodeSetup, Setup};
+use muster_tests::sim::setup::{Fault, NodeSetup, Setup, Torn};
 
 const NODES: usize = 4;
 const FAILS: u64 = 15 * SEC;
@@ -144,4 +144,47 @@ fn an_order_ends_those_that_wait_and_none_that_come_later() {
             }
         }
     }
+}
+
+/// Two nodes train, and the agent of one is killed. Its launcher goes on without it, or is killed as well; the order comes
+/// from a node without a part in the job.
+#[test]
+fn an_order_from_outside_ends_a_job_though_a_members_agent_is_gone() {
+    let mut wrong = Vec::new();
+    for store in [false, true] {
+        for gone in 0..2 {
+            for alone in [true, false] {
+                for (seed, after) in (0..).zip([50, 400, 900, 1_700, 2_400, 4_000, 8_000]) {
+                    for ordered_at in [2, 3] {
+                        let ordered = FAILS + after * MS;
+                        let crash = Fault::AgentCrash {
+                            node: gone,
+                            effects: 0,
+                            down: FOR,
+                            torn: Torn::Between,
+                            new_disk: false,
+                        };
+                        let mut faults = vec![(ordered, Fault::OrderCancel { node: ordered_at })];
+                        faults.push((FAILS, crash));
+                        if !alone {
+                            let crash = Fault::LauncherCrash {
+                                node: gone,
+                                relaunch_after: None,
+                            };
+                            faults.push((FAILS, crash));
+                        }
+                        let mut case = setup(seed, store, 2, faults);
+                        case.nodes[2].launcher_at = None;
+                        let end = at(ordered + 13_500 * MS, case);
+                        let stage = stage(&end, ordered_at);
+                        let ended = told(&end, ordered).contains(&(1 - gone));
+                        if stage != Some(CancelStage::Over) || !ended {
+                            wrong.push((store, gone, alone, after, ordered_at, stage, ended));
+                        }
+                    }
+                }
+            }
+        }
+    }
+    assert_eq!(wrong, []);
 }

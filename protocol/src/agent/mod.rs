@@ -151,6 +151,8 @@ struct Greeted {
     left_behind: Option<bool>,
     gathers: bool,
     unresponsive: bool,
+    /// It is led from here in place of a member whose agent is not there: nobody else tells those without a part.
+    stands_in: bool,
 }
 
 impl Agent {
@@ -641,6 +643,7 @@ impl Agent {
                     .then(|| job.had_started(me)),
                 gathers: job.gathers(),
                 unresponsive: job.is_unresponsive(),
+                stands_in: job.stands_in(me, &self.peers),
             };
             let was = self.heads.get(key);
             if was != Some(&now) {
@@ -653,6 +656,7 @@ impl Agent {
                 greet |= was.and_then(|w| w.left_behind) != now.left_behind;
                 greet |= was.is_some_and(|w| w.gathers) != now.gathers;
                 greet |= was.is_some_and(|w| w.unresponsive) != now.unresponsive;
+                greet |= now.stands_in && was.is_none_or(|w| !w.stands_in);
                 // That it is over nobody else tells those who take no part in it.
                 let before = was.and_then(|w| w.belongs);
                 if before.is_some() && before != now.belongs {

@@ -2,6 +2,7 @@
 
 mod births;
 mod cancel;
+mod ends;
 mod greetings;
 mod groups;
 mod holds;

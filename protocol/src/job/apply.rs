@@ -123,6 +123,10 @@ impl Job {
             }
             return;
         }
+        if self.awaits_word_of_end(ctx).is_some() {
+            // What it says with its ticket holds until that is said again.
+            return;
+        }
         let Some(door) = self.door(ctx) else {
             self.wake_at(ctx.now + REPEAT, "look for somebody to join");
             return;
@@ -357,7 +361,8 @@ impl Job {
         wait: Wait,
     ) {
         // This counts also while what ran here before is being stopped: it may be said only once.
-        if self.is_here_to_join(ctx) && !lineage.is_zero() && !self.is_of_life(lineage) {
+        let waits = !lineage.is_zero() && !self.came_after_order(ctx, lineage);
+        if waits && self.is_here_to_join(ctx) && !self.is_of_life(lineage) {
             self.set_life(Some(lineage));
             // The word of its end may have come before.
             self.hear_of_known_ends(ctx);

@@ -130,6 +130,9 @@ impl Job {
         if let Some(at) = held {
             return self.wake_at(at, "workers of the life before");
         }
+        if self.awaits_word_of_end(ctx).is_some() {
+            return;
+        }
         if now < self.births.not_before {
             return self.wake_at(self.births.not_before, "another birth");
         }
@@ -559,6 +562,7 @@ impl Job {
         }
         let concerns_me = record.has(ctx.me()) || record.is_voter(ctx.voter());
         if !birth || concerns_me {
+            self.decides = Some(record.digest());
             self.install(ctx, record.clone());
             self.tell_held(ctx, record);
         } else {

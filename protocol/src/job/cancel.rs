@@ -548,6 +548,16 @@ impl Job {
         }
     }
 
+    /// Whether a person ended this life before the launcher here was started: it is of the next one, though its place is
+    /// kept by members that have not heard of that. An order that nobody has taken up by now ends nothing.
+    pub(super) fn came_after_order(&self, ctx: &Ctx<'_>, lineage: Digest) -> bool {
+        let order = self.cancelled.0.get(&lineage);
+        let order = order.filter(|order| ctx.now < order.at + LIMIT);
+        let here = self.local.as_ref().map(|l| l.waits_since);
+        here.zip(order)
+            .is_some_and(|(since, order)| since > order.at)
+    }
+
     /// Tells a peer of the order to end this life, if there was one: its launcher joins no other.
     pub(super) fn repeat_cancel(&mut self, ctx: &Ctx<'_>, to: NodeId, lineage: Digest) {
         if let Some(order) = self.cancelled.0.get(&lineage).copied() {
@@ -600,6 +610,10 @@ impl Job {
                 self.end_gathering(ctx);
             }
             return;
+        }
+        let after = self.is_of_life(lineage) && self.came_after_order(ctx, lineage);
+        if after && !self.is_member(ctx) {
+            self.set_life(None);
         }
         let live = self.live().filter(|h| h.lineage() == lineage);
         let Some((record, digest)) = live.map(|h| (h.record.clone(), h.digest)) else {

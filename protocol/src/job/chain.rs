@@ -17,7 +17,11 @@ impl Job {
         if let Some(head) = &self.head
             && head.digest == have
         {
+            let ended = head.record.kind.is_terminal();
             self.tell_voters(ctx, from);
+            if ended {
+                self.repeat_held(ctx, from);
+            }
         } else if let Some(head) = &self.head {
             let head = head.record.clone();
             self.repeat_failure(ctx, from);

@@ -1,6 +1,7 @@
 //! Nodes that were dropped and may still train: for how long a start waits for them, and how others hear of it (R16).
 
-use std::collections::BTreeSet;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::{Ctx, Head, Job, REPEAT};
@@ -9,6 +10,9 @@ use crate::membership::State;
 use crate::record::{Arbiter, Member, Record};
 use crate::time::{Span, Time};
 use crate::wire::{JobMessage, MAX_LIST, Status};
+
+/// Most agents that are asked for how long a start waits after an end.
+const MOST_ASKED: usize = 8;
 
 /// A member that was dropped without confirmation of its end.
 #[derive(Clone, Debug)]
@@ -28,6 +32,8 @@ pub(super) struct EndTold {
     to: BTreeSet<NodeId>,
     /// The end of the wait as they were told last.
     said: Option<Time>,
+    /// Those that this agent asked for how long to wait, and when.
+    asked: BTreeMap<NodeId, Time>,
 }
 
 impl Job {
@@ -51,9 +57,10 @@ impl Job {
         let before = self.before.clone();
         let before = before.filter(|b| b.lineage() == record.lineage());
         let knows = before.as_ref().is_some_and(|b| b.digest == record.parent);
-        if record.kind.is_terminal() && !(knows && self.lead.is_some()) {
-            // The one that had the end decided knows who has not stopped yet, and tells.
-            self.dropped.clear();
+        let decides = self.decides.take() == Some(record.digest());
+        if record.kind.is_terminal() && !(knows && decides && self.lead.is_some()) {
+            // The one that had the end decided knows who has not stopped yet, and tells. Others know of those alone
+            // that were dropped before.
             self.stopped.clear();
             self.unknown = true;
             return;
@@ -174,9 +181,7 @@ impl Job {
             // One that restarts waits for them, too, and so does whoever was told of an end.
             self.durable.hold(self.held_ms(ctx), ctx.now);
             self.persist(ctx);
-            if self.live().is_none() {
-                self.say_held_to_all(ctx);
-            }
+            self.say_end_held(ctx);
         }
         self.dropped.retain(|_, d| ctx.now < d.until);
         self.forgotten.take_if(|until| ctx.now >= *until);
@@ -253,7 +258,7 @@ impl Job {
         }
         match record.kind.is_terminal() {
             true if self.held_ms(ctx) == 0 => {}
-            true => self.say_held_to_all(ctx),
+            true => self.say_end_held(ctx),
             false => {
                 let before = self.before.as_ref().filter(|b| b.digest == record.parent);
                 let new = |n: &NodeId| before.is_some_and(|b| !b.has(*n));
@@ -277,9 +282,39 @@ impl Job {
         }
     }
 
-    /// Of an end: any node may begin the next life.
-    fn say_held_to_all(&mut self, ctx: &Ctx<'_>) {
-        self.say_held(ctx, ctx.peers.connected_nodes().collect());
+    /// Of an end, to all: any node may begin the next life.
+    fn say_end_held(&mut self, ctx: &Ctx<'_>) {
+        if self.live().is_none() && !self.unknown {
+            self.say_held(ctx, ctx.peers.connected_nodes().collect());
+        }
+    }
+
+    /// Until when a start waits for the word of others on those that may still train for the life that is over: where
+    /// this agent reads of its end in the job's log, nobody need have told it. They are asked as soon as somebody wants
+    /// to start here, first the one that had the end decided. Those that do not know either say nothing.
+    pub(super) fn awaits_word_of_end(&mut self, ctx: &Ctx<'_>) -> Option<Time> {
+        let head = self.head.as_ref().filter(|h| h.record.kind.is_terminal());
+        let by_store = |h: &&Head| matches!(h.record.arbiter, Arbiter::Store(_));
+        let (lineage, have) = head.filter(by_store).map(|h| (h.lineage(), h.digest))?;
+        let most = ctx.peers.timeouts().max(self.timeouts(ctx));
+        let over = self.installed_at + most.agent_grace + most.suspect_after;
+        if !self.unknown || ctx.cfg.flaws.skip_r16 || ctx.now >= over {
+            return None;
+        }
+        let told = self.told_of(ctx, lineage).map(|(node, _)| node);
+        let know = self.end_writer().into_iter().chain(told);
+        let know = know.filter(|n| *n != ctx.me() && ctx.peers.connected(*n));
+        for node in know.take(MOST_ASKED).collect::<Vec<_>>() {
+            if let Entry::Vacant(asked) = self.end_told.asked.entry(node) {
+                asked.insert(ctx.now);
+                self.send(ctx, node, JobMessage::Ask { have });
+            }
+        }
+        let newest = self.end_told.asked.values().max().copied();
+        let until = newest.map(|at| at + Span(ctx.cfg.suspect_after.0 / 8));
+        let until = until.filter(|at| ctx.now < *at)?;
+        self.wake_at(until, "word of those that may still train");
+        Some(until)
     }
 
     pub(super) fn say_held(&mut self, ctx: &Ctx<'_>, to: Vec<NodeId>) {
@@ -309,10 +344,8 @@ impl Job {
         }
         self.dropped.remove(&node);
         self.stopped.insert(node);
-        if self.live().is_none() {
-            // Those that were told of the wait.
-            self.say_held_to_all(ctx);
-        }
+        // Those that were told of the wait.
+        self.say_end_held(ctx);
         self.durable.hold(self.held_ms(ctx), ctx.now);
         self.persist(ctx);
     }
@@ -353,6 +386,10 @@ impl Job {
         let unknown = std::mem::take(&mut self.unknown);
         match unknown {
             true => {
+                if ended {
+                    // It knows which of those have stopped since.
+                    self.dropped.clear();
+                }
                 self.forgotten = Some(until);
                 self.end_told.by = Some(from);
             }

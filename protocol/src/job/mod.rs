@@ -59,7 +59,7 @@ pub use resume::Continues;
 use crate::agent::{Config, ConnId, Effect, Notice, Past, Phases};
 use crate::ids::{Digest, JobKey, LauncherId, NodeId};
 use crate::local::{ToAgent, ToLauncher};
-use crate::peers::{Peer, View};
+use crate::peers::{Peer, Peers, View};
 use crate::record::{Kind, Record, Voter};
 use crate::rng::Rng;
 use crate::storelog;
@@ -299,6 +299,8 @@ pub struct Job {
     leases_ended: Option<BTreeMap<NodeId, Time>>,
     /// The generation before the head is not known here, nor for whom a start of the head waits.
     unknown: bool,
+    /// What this agent had decided, and is about to install.
+    decides: Option<Digest>,
     /// A node that took part in this life of the job is not there any more, and may come back.
     absent: bool,
     /// A generation of the log's that is replaced from here, as a stranger.
@@ -381,6 +383,7 @@ impl Job {
             end_told: dropped::EndTold::default(),
             leases_ended: None,
             unknown: false,
+            decides: None,
             took_over: None,
             committing: None,
             before: None,
@@ -513,6 +516,12 @@ impl Job {
     /// Whether this agent leads the generation that trains, for good or in its leader's place.
     pub(crate) fn is_led_here(&self) -> bool {
         self.lead.is_some()
+    }
+
+    /// Whether this agent leads in place of the first member, whose agent is not there.
+    pub(crate) fn stands_in(&self, me: NodeId, peers: &Peers) -> bool {
+        let first = self.live().and_then(|h| h.record.leader());
+        self.lead.is_some() && first.is_some_and(|n| n != me && !peers.connected(n))
     }
 
     /// Where the launcher here says that its workers' output goes.

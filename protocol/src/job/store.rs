@@ -22,6 +22,8 @@ pub(super) struct Store {
     asked: Time,
     ids: u64,
     claiming: Option<u64>,
+    /// The writer of the log's newest claim, where that was read as an entry.
+    claimed_by: Option<NodeId>,
     /// A birth to claim once the log is read as far as its coordinator knows it.
     birth: Option<AskedBirth>,
     committing: Option<(u64, CommitRef)>,
@@ -72,6 +74,7 @@ impl Job {
             asked: Time::ZERO,
             ids: 0,
             claiming: None,
+            claimed_by: None,
             birth: None,
             committing: None,
             beacon: Beacon::default(),
@@ -130,6 +133,11 @@ impl Job {
     /// Claims the birth that is asked for once the log was read as far as its coordinator knows it. It is asked for
     /// anew soon.
     fn claim_awaited(&mut self, ctx: &mut Ctx<'_>) {
+        if self.store.as_ref().is_none_or(|s| s.birth.is_none()) {
+            return;
+        }
+        // Its coordinator may not know of those that may still train.
+        let waits = self.held_until(ctx).is_some() || self.awaits_word_of_end(ctx).is_some();
         let Some(store) = &mut self.store else { return };
         let tail = store.log.tail();
         let Some(AskedBirth {
@@ -147,7 +155,7 @@ impl Job {
         } else if !is_read && store.asked < *since {
             store.asked = Time::ZERO;
             self.wake_at(ctx.now, "the log's end");
-        } else if is_read && tail.complete && store.claiming.is_none() {
+        } else if is_read && tail.complete && store.claiming.is_none() && !waits {
             let record = record.clone();
             store.birth = None;
             self.claim_birth(ctx, &record);
@@ -178,6 +186,9 @@ impl Job {
                     self.keep(&entry);
                 }
                 let news = self.store.as_ref().is_some_and(|s| s.read.is_some());
+                if let (Body::Claim(_), true, Some(store)) = (&entry.body, valid, &mut self.store) {
+                    store.claimed_by = Some(entry.writer);
+                }
                 if let (Body::Claim(record), true) = (&entry.body, valid) {
                     self.hear_of_end(ctx, record);
                 }
@@ -189,6 +200,7 @@ impl Job {
                                 self.tell_life_at_end(ctx);
                             }
                             self.tell_claimed(ctx, &record);
+                            self.decides = Some(record.digest());
                         }
                         self.on_claimed(ctx, record);
                     }
@@ -198,7 +210,12 @@ impl Job {
                     _ => {}
                 }
             }
-            Output::Began { snapshot, .. } => self.keep_from(&snapshot),
+            Output::Began { snapshot, .. } => {
+                if let Some(store) = &mut self.store {
+                    store.claimed_by = None;
+                }
+                self.keep_from(&snapshot);
+            }
             Output::TailConfirmed { asked_at } => {
                 self.keeping_caught_up();
                 self.at_tail(ctx, asked_at);
@@ -322,6 +339,13 @@ impl Job {
         let id = store.ids;
         store.log.append(id, body, ctx.now);
         Some(id)
+    }
+
+    /// The agent that had the end decided with which the log ends.
+    pub(super) fn end_writer(&self) -> Option<NodeId> {
+        let store = self.store.as_ref()?;
+        let (_, digest, _) = store.log.tail().claim?;
+        store.claimed_by.filter(|_| digest == self.head_digest())
     }
 
     /// Whether the log was read to its end, and can be written.

@@ -141,6 +141,9 @@ impl Job {
         self.voter.granted = members.map(|m| (m.node, ctx.now)).collect();
         let held = self.durable.held(ctx.now);
         self.forgotten = (held > Span::ZERO).then_some(ctx.now + held);
+        // Of an end it may not have been known before either.
+        let ended = self.head.is_some() && self.live().is_none();
+        self.unknown |= ended && self.forgotten.is_none();
     }
 
     /// The voters change: a member's lease may rest on any that voted before, as late as now, and this voter may be

@@ -1,5 +1,7 @@
 //! A person's order to end a job: of which life it is, to whom it is said, and how it ends.
 
+use std::sync::Arc;
+
 use super::super::scripted::{
     Scripted, by_store, config, key, member, next, node, record, registers,
 };
@@ -501,8 +503,14 @@ fn a_launcher_that_was_started_after_an_order_is_not_ended_by_it() {
                 wait: Wait::Spare { max: 2 },
             };
             s.hears(0, ack);
-            s.hears(1, JobMessage::CancelAsk { lineage, ago_ms: 0 });
+            let ago_ms = if before { 0 } else { 5 };
+            s.hears(1, JobMessage::CancelAsk { lineage, ago_ms });
             s.pass(Span::from_secs(3));
+            assert_eq!(is_stopped(&s), before, "own {own}");
+            // Those that decide hear of it later.
+            let record = Arc::new(end_of(&first));
+            s.hears(0, JobMessage::Decided { record });
+            s.pass(Span::from_millis(100));
             assert_eq!(is_stopped(&s), before, "own {own}");
         }
     }
