@@ -13,7 +13,7 @@ use bincode::config::{self, Configuration, Limit, LittleEndian, Varint};
 use serde::{Serialize, de::DeserializeOwned};
 
 /// The version of every message that this build sends. A reader refuses any other by name.
-pub const WIRE_VERSION: u8 = 12;
+pub const WIRE_VERSION: u8 = 13;
 
 /// The version of what an agent stores. Frames of wire version 1 were stored before there was one:
 /// their first byte is 1.

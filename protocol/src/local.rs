@@ -19,6 +19,7 @@ use crate::ids::{Digest, LauncherId, NodeId, StoreUuid};
 use crate::memory::Peers;
 use crate::record::{Place, Record};
 use crate::spec::JobSpec;
+use crate::time::Time;
 use crate::wire::Saved;
 
 pub use keeping::{KeepNews, Left, MAX_KEPT, MAX_NAME, MAX_NEEDS, Question, Review};
@@ -231,7 +232,7 @@ impl ToAgent {
                 fits("the output", exit.tail.len(), MAX_TAIL)
             }
             ToAgent::Query(Query::Events { job, .. })
-            | ToAgent::Command(Command::Cancel { job } | Command::Ended { job, .. }) => {
+            | ToAgent::Command(Command::Cancel { job, .. } | Command::Ended { job, .. }) => {
                 fits("the job", job.len(), MAX_PATH)
             }
             ToAgent::Command(Command::Continue { job, dead, .. }) => {
@@ -473,8 +474,9 @@ pub enum Query {
 pub enum Command {
     /// Drain a node (by id prefix or host name; empty for this one).
     Drain { node: String, grace_ms: u32 },
-    /// Stop a job.
-    Cancel { job: String },
+    /// Stop a job. `given`: when a person said so, by this machine's `CLOCK_BOOTTIME`. Launchers that were started later
+    /// are not meant.
+    Cancel { job: String, given: Time },
     /// Go on with a job without the nodes that are lost (by id prefix or host name). Unless it is `confirmed`, the
     /// answer says whether that could be done, and nothing changes.
     Continue {

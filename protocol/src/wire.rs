@@ -380,6 +380,12 @@ pub enum JobMessage {
         generation: Arc<Record>,
         record: Arc<Record>,
     },
+    /// Nobody whom the sender sees can end this life of the job: the agents on these nodes do not answer it, at most
+    /// [`MAX_LIST`]. It answers a [`CancelAsk`](Self::CancelAsk).
+    CancelStuck {
+        lineage: Digest,
+        unseen: Vec<NodeId>,
+    },
 }
 
 /// How far a checkpoint is that somebody asked for.

@@ -115,6 +115,7 @@ names!(job_name, JOB_MESSAGES, JobMessage, {
     JobMessage::Hang { hang: None, .. } => "job.hang.none",
     JobMessage::CheckpointAsk { .. } => "job.checkpoint_ask",
     JobMessage::CancelAsk { .. } => "job.cancel_ask",
+    JobMessage::CancelStuck { .. } => "job.cancel_stuck",
     JobMessage::Checkpoint { .. } => "job.checkpoint",
     JobMessage::Save(_) => "job.save",
     JobMessage::SaveAnswer(_) => "job.save_answer",

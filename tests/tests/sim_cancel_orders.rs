@@ -146,6 +146,28 @@ fn an_order_ends_those_that_wait_and_none_that_come_later() {
     }
 }
 
+/// Three launchers wait for a fourth, which is started after the order. The agent to which that was given is stopped, and
+/// hears of it later.
+#[test]
+fn an_order_to_a_stopped_agent_ends_none_that_were_started_before_it_was_heard() {
+    const ORDERED: u64 = FAILS + SEC;
+    for seed in 0..4 {
+        for store in [false, true] {
+            for ordered_at in 0..3 {
+                let (node, for_ns) = (ordered_at, 4 * SEC);
+                let faults = vec![
+                    (FAILS, Fault::AgentPause { node, for_ns }),
+                    (ORDERED, Fault::OrderCancel { node }),
+                    (ORDERED + SEC, Fault::LateJoin { node: 3 }),
+                ];
+                let end = at(ORDERED + 10 * SEC, setup(seed, store, 4, faults));
+                let which = (seed, store, ordered_at);
+                assert_eq!(told(&end, 0), [0, 1, 2], "{which:?}");
+            }
+        }
+    }
+}
+
 /// Two nodes train, and the agent of one is killed. Its launcher goes on without it, or is killed as well; the order comes
 /// from a node without a part in the job.
 #[test]
@@ -183,6 +205,29 @@ fn an_order_from_outside_ends_a_job_though_a_members_agent_is_gone() {
                         }
                     }
                 }
+            }
+        }
+    }
+    assert_eq!(wrong, []);
+}
+
+/// Three nodes train without a store. The first and a node without a part are cut off from the other two, and the order
+/// is given there.
+#[test]
+fn an_order_to_a_leader_that_cannot_end_the_job_says_so() {
+    let mut wrong = Vec::new();
+    for first in 0..3 {
+        for after in [500, 2_000, 8_000] {
+            let side = 1 << first | 1 << 3;
+            let ordered = FAILS + after * MS;
+            let cut = Fault::Partition { side, for_ns: FOR };
+            let faults = vec![(FAILS, cut), (ordered, Fault::OrderCancel { node: 3 })];
+            let mut case = setup(after, false, 3, faults);
+            case.nodes[2].launcher_at = Some(SEC);
+            let end = at(ordered + 20 * SEC, case);
+            match stage(&end, 3) {
+                Some(CancelStage::Failed { .. }) => {}
+                stage => wrong.push((first, after, stage)),
             }
         }
     }

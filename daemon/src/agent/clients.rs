@@ -81,7 +81,7 @@ impl Order {
     fn of(command: &Command) -> Order {
         let (name, of) = match command {
             Command::Drain { node, .. } => ("drain", node),
-            Command::Cancel { job } => ("cancel", job),
+            Command::Cancel { job, .. } => ("cancel", job),
             Command::Continue { job, .. } => ("continue", job),
             Command::Checkpoint { job } => ("checkpoint", job),
             Command::Ended { job, .. } => ("end in the log", job),

@@ -184,11 +184,11 @@ impl Agent {
                     ))),
                 }
             }
-            Command::Cancel { job } => {
+            Command::Cancel { job, given } => {
                 let key = self.job_known(owner, &job)?;
                 let mut result = Ok(());
                 self.with_job(&key, now, |job, ctx| {
-                    result = job.cancel_by_order(ctx);
+                    result = job.cancel_by_order(ctx, given);
                     job.drive(ctx);
                 });
                 result.map_err(Error::Refused)

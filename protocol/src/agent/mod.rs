@@ -151,7 +151,7 @@ struct Greeted {
     left_behind: Option<bool>,
     gathers: bool,
     unresponsive: bool,
-    /// It is led from here in place of a member whose agent is not there: nobody else tells those without a part.
+    /// It is led from here in place of its first member: nobody else tells those without a part.
     stands_in: bool,
 }
 
@@ -643,7 +643,7 @@ impl Agent {
                     .then(|| job.had_started(me)),
                 gathers: job.gathers(),
                 unresponsive: job.is_unresponsive(),
-                stands_in: job.stands_in(me, &self.peers),
+                stands_in: job.stands_in(me),
             };
             let was = self.heads.get(key);
             if was != Some(&now) {

@@ -214,6 +214,8 @@ pub(super) struct Scripted {
     pub(super) mute: bool,
     /// The job's log, by slots, where the launcher here has a store; the leader's beacon in it never moves.
     pub(super) log: Option<BTreeMap<u64, Vec<u8>>>,
+    /// Its answers, as long as they are under way.
+    pub(super) slow: Option<Vec<Event>>,
     back: Vec<Event>,
 }
 
@@ -251,6 +253,7 @@ impl Scripted {
             probes: BTreeMap::new(),
             mute: false,
             log: None,
+            slow: None,
             back: Vec::new(),
         };
         scripted.carry_out();
@@ -323,7 +326,8 @@ impl Scripted {
             Effect::Store { key, effect } => {
                 if let Some(log) = &mut self.log {
                     let event = answer(log, effect);
-                    self.back.push(Event::Store { key, event });
+                    let answers = self.slow.as_mut().unwrap_or(&mut self.back);
+                    answers.push(Event::Store { key, event });
                 }
             }
             Effect::ReadBeacon { key } if self.log.is_some() => {

@@ -92,6 +92,7 @@ impl Job {
             return;
         }
         self.wake_at(now + REPEAT, "look at the tickets");
+        let unsure = self.awaits_word_of_end(ctx).is_some();
         if self.joins_successor(ctx) {
             return;
         }
@@ -130,7 +131,7 @@ impl Job {
         if let Some(at) = held {
             return self.wake_at(at, "workers of the life before");
         }
-        if self.awaits_word_of_end(ctx).is_some() {
+        if unsure {
             return;
         }
         if now < self.births.not_before {
@@ -562,7 +563,7 @@ impl Job {
         }
         let concerns_me = record.has(ctx.me()) || record.is_voter(ctx.voter());
         if !birth || concerns_me {
-            self.decides = Some(record.digest());
+            self.decides = Some(record.nonce);
             self.install(ctx, record.clone());
             self.tell_held(ctx, record);
         } else {

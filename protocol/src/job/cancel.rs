@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::durable::EVERY_NUMBER;
 use super::gathering::Held;
+use super::obstacle::Obstacle;
 use super::{Ctx, Head, Job, REPEAT};
 use crate::agent::Effect;
 use crate::ids::{Digest, LauncherId, NodeId};
@@ -90,16 +91,12 @@ impl Cancelled {
 
 /// A life of the job that is to end.
 #[derive(Clone, Debug, Default)]
-struct Life {
+pub(super) struct Life {
     /// The nodes that said last to take part in it.
-    tellers: BTreeSet<NodeId>,
-    heard: bool,
-}
-
-/// Why nobody is asked to end a life.
-enum Obstacle {
-    InStore { generation: Digest, known: bool },
-    Silent(String),
+    pub(super) tellers: BTreeSet<NodeId>,
+    pub(super) heard: bool,
+    /// Those that said that they cannot have it ended, when, and whom they miss.
+    pub(super) stuck: BTreeMap<NodeId, (Time, Vec<NodeId>)>,
 }
 
 impl Job {
@@ -115,21 +112,26 @@ impl Job {
         ordered || self.local.as_ref().is_some_and(|l| l.cancel)
     }
 
-    /// A person ends the job.
+    /// A person ends the job, by an order that was given at that time: this agent may have been stopped since.
     ///
     /// # Errors
     /// There is nothing to end. Nothing has changed.
-    pub(crate) fn cancel_by_order(&mut self, ctx: &mut Ctx<'_>) -> Result<(), String> {
+    pub(crate) fn cancel_by_order(&mut self, ctx: &mut Ctx<'_>, given: Time) -> Result<(), String> {
+        let given = given.min(ctx.now).max(ctx.now - LIMIT);
         let doors = self
             .adverts(ctx.peers.all)
             .filter(|(_, a)| a.is_gathering());
-        let lives = self.lives_known(ctx);
+        let mut lives = self.lives_known(ctx);
+        if let Some(head) = self.live().filter(|h| h.record.number == 1)
+            && self.installed_at > given
+        {
+            lives.remove(&head.lineage());
+        }
         // The one that the launcher here asks may not say yet that others wait there.
         let asked = self.door_asked();
         let asked = asked.filter(|door| *door != ctx.me() && lives.is_empty());
         let doors: BTreeSet<NodeId> = doors.map(|(node, _)| node).chain(asked).collect();
-        let here = self.local.as_ref().filter(|l| l.over.is_none());
-        let launcher = here.map(|l| l.reg.launcher);
+        let launcher = self.launcher_meant(given);
         if lives.is_empty() && doors.is_empty() && launcher.is_none() && !self.is_gathering() {
             let id = &self.key.id;
             return Err(match &self.head {
@@ -137,9 +139,9 @@ impl Job {
                 None => format!("job {id} does not run, as far as this agent knows"),
             });
         }
-        self.order_end(ctx, lives, false);
+        self.order_end(ctx, lives, false, given);
         if self.live().is_none() {
-            self.cancelled.note(Digest::ZERO, ctx.now, ctx.now);
+            self.cancelled.note(Digest::ZERO, given, ctx.now);
             self.end_gathering(ctx);
         } else if launcher.is_some() {
             self.cancel(ctx);
@@ -317,92 +319,10 @@ impl Job {
 
     /// The generation of a life that this node takes part in, or watches for a launcher that waits here. An agent that
     /// only knows of one hears nothing of its members but what all say.
-    fn head_taken_part_in(&self, ctx: &Ctx<'_>, lineage: Digest) -> Option<&Head> {
+    pub(super) fn head_taken_part_in(&self, ctx: &Ctx<'_>, lineage: Digest) -> Option<&Head> {
         let waits = self.local.as_ref().is_some_and(|l| l.conn.is_some());
         let live = self.live().filter(|h| h.lineage() == lineage);
         live.filter(|_| waits || self.has_part(ctx))
-    }
-
-    /// Whether an agent that is asked each second says nothing: one that is stopped keeps its connection.
-    fn is_silent(&self, ctx: &Ctx<'_>, node: NodeId) -> bool {
-        !ctx.was_there(node, ctx.now - ctx.cfg.suspect_after)
-    }
-
-    /// Why nobody is there who could decide that a life ends.
-    fn obstacle(&self, ctx: &Ctx<'_>, lineage: Digest, life: &Life) -> Option<Obstacle> {
-        let id = &self.key.id;
-        let known = self.live().filter(|h| h.lineage() == lineage);
-        // Those that are heard of a life that this node has no part in know more of it.
-        let known =
-            known.filter(|_| !life.heard || self.head_taken_part_in(ctx, lineage).is_some());
-        let Some(head) = known else {
-            if !life.heard {
-                return Some(Obstacle::Silent(format!(
-                    "the launcher of job {id} on this node is stopped, and no agent that this one sees knows what it \
-                     took part in. If the job runs on other nodes, say `muster cancel {id}` on one of them"
-                )));
-            }
-            let newest = || {
-                let told = self.told_of(ctx, lineage);
-                let number = told.map(|(_, a)| a.number).max();
-                let told = self.told_of(ctx, lineage);
-                told.filter(move |(_, a)| Some(a.number) == number && a.belongs)
-            };
-            let Some((_, advert)) = newest().next() else {
-                let gone: Vec<NodeId> = life.tellers.iter().copied().collect();
-                return Some(self.unreached(ctx, &gone));
-            };
-            let named = newest().filter(|(n, _)| !self.is_silent(ctx, *n));
-            let named: Vec<NodeId> = named.filter_map(|(_, a)| a.leader).collect();
-            // One that is not connected here may hear of it from those who name it.
-            let stopped = |n: NodeId| ctx.peers.connected(n) && self.is_silent(ctx, n);
-            if !named.is_empty() && named.iter().all(|n| stopped(*n)) {
-                return Some(self.unreached(ctx, &named));
-            }
-            if newest().all(|(n, _)| self.is_silent(ctx, n)) {
-                let tellers = life.tellers.iter().copied();
-                let silent = tellers.filter(|n| self.is_silent(ctx, *n));
-                return Some(self.unreached(ctx, &silent.collect::<Vec<_>>()));
-            }
-            return newest()
-                .all(|(_, a)| a.leader.is_none())
-                .then(|| Obstacle::InStore {
-                    generation: advert.digest,
-                    known: newest().any(|(_, a)| a.deserted),
-                });
-        };
-        let record = &head.record;
-        let leader = self.acting_leader(ctx, record);
-        if leader.is_none() && matches!(record.arbiter, Arbiter::Store(_)) {
-            return Some(Obstacle::InStore {
-                generation: head.digest,
-                known: self.has_no_store_left(ctx.me(), ctx.peers.all),
-            });
-        }
-        if self.is_stranded(ctx) && self.others_may_decide(ctx) {
-            let voters = head.voting().voters().map(|v| v.node);
-            let unseen = voters.filter(|n| ctx.peers.lost(*n) == Some(false));
-            return Some(self.unreached(ctx, &unseen.collect::<Vec<_>>()));
-        }
-        let led = leader.is_some_and(|n| ctx.reachable(n));
-        // Its launcher here ends its own part at least.
-        let here = self.is_member(ctx);
-        (!led && !here && !self.is_hopeless(ctx)).then(|| {
-            let lead = leader.map_or_else(|| "its members".to_owned(), |n| ctx.name(n));
-            Obstacle::Silent(format!(
-                "nobody that leads job {id} can be reached from this node ({lead}): say `muster cancel {id}` on a node \
-                 that reaches it"
-            ))
-        })
-    }
-
-    fn unreached(&self, ctx: &Ctx<'_>, gone: &[NodeId]) -> Obstacle {
-        let id = &self.key.id;
-        Obstacle::Silent(format!(
-            "the agents of job {id} on {} do not answer: they are gone, stopped or cut off from this node. Start them \
-             again (a stopped one: `kill -CONT`), or say `muster cancel {id}` on another node of the job",
-            ctx.names(gone)
-        ))
     }
 
     /// Says to whoever may decide it that a life is to end.
@@ -420,6 +340,20 @@ impl Job {
     fn send_cancel(&mut self, ctx: &Ctx<'_>, to: NodeId, lineage: Digest, ago: Span) {
         let ago_ms = u32::try_from(ago.as_millis()).unwrap_or(u32::MAX);
         self.send(ctx, to, JobMessage::CancelAsk { lineage, ago_ms });
+    }
+
+    /// One that would have the life ended cannot do so.
+    pub(super) fn on_cancel_stuck(
+        &mut self,
+        ctx: &Ctx<'_>,
+        from: NodeId,
+        lineage: Digest,
+        unseen: Vec<NodeId>,
+    ) {
+        let lives = self.cancelling.as_mut().map(|o| &mut o.lives);
+        if let Some(life) = lives.and_then(|lives| lives.get_mut(&lineage)) {
+            life.stuck.insert(from, (ctx.now, unseen));
+        }
     }
 
     fn ask_hellos(&mut self, ctx: &Ctx<'_>, nodes: impl Iterator<Item = NodeId>) {
@@ -473,7 +407,7 @@ impl Job {
     }
 
     /// Whether a majority without this node may live: it may go on with the job where this node does not see it.
-    fn others_may_decide(&self, ctx: &Ctx<'_>) -> bool {
+    pub(super) fn others_may_decide(&self, ctx: &Ctx<'_>) -> bool {
         let lives = |n| n != ctx.me() && ctx.peers.lost(n) != Some(true);
         self.voting().is_some_and(|r| r.is_majority(lives))
     }
@@ -525,7 +459,7 @@ impl Job {
                     order.lives.entry(lineage).or_default();
                     order.known.insert(lineage);
                 }
-                None => self.order_end(ctx, BTreeSet::from([lineage]), true),
+                None => self.order_end(ctx, BTreeSet::from([lineage]), true, ctx.now),
             }
         }
         self.cancel(ctx);
@@ -549,10 +483,10 @@ impl Job {
     }
 
     /// Whether a person ended this life before the launcher here was started: it is of the next one, though its place is
-    /// kept by members that have not heard of that. An order that nobody has taken up by now ends nothing.
+    /// kept by members that have not heard of that. An order of which nothing is heard any more ends nothing.
     pub(super) fn came_after_order(&self, ctx: &Ctx<'_>, lineage: Digest) -> bool {
         let order = self.cancelled.0.get(&lineage);
-        let order = order.filter(|order| ctx.now < order.at + LIMIT);
+        let order = order.filter(|order| ctx.now < order.heard + KEPT);
         let here = self.local.as_ref().map(|l| l.waits_since);
         here.zip(order)
             .is_some_and(|(since, order)| since > order.at)
@@ -567,21 +501,32 @@ impl Job {
 
     /// An order is not for a launcher that was started after it: that is the newer wish.
     fn cancel_what_came_before(&mut self, ctx: &mut Ctx<'_>, order: Time) {
-        let here = self.local.as_ref().filter(|l| l.over.is_none());
-        if here.is_some_and(|l| l.waits_since <= order) {
+        if self.launcher_meant(order).is_some() {
             self.cancel(ctx);
         }
     }
 
-    fn order_end(&mut self, ctx: &Ctx<'_>, lives: BTreeSet<Digest>, by_launcher: bool) {
+    /// The launcher here, if it was started before an order that was given at that time.
+    fn launcher_meant(&self, given: Time) -> Option<LauncherId> {
         let here = self.local.as_ref().filter(|l| l.over.is_none());
+        here.filter(|l| l.waits_since <= given)
+            .map(|l| l.reg.launcher)
+    }
+
+    fn order_end(
+        &mut self,
+        ctx: &Ctx<'_>,
+        lives: BTreeSet<Digest>,
+        by_launcher: bool,
+        given: Time,
+    ) {
         self.cancelling = Some(Cancelling {
             stage: CancelStage::Asked { sure: false },
             lives: lives.iter().map(|l| (*l, Life::default())).collect(),
             known: lives,
-            launcher: here.map(|l| l.reg.launcher),
+            launcher: self.launcher_meant(given),
             by_launcher,
-            given: ctx.now,
+            given,
             said: Time::ZERO,
             stuck: None,
             until: ctx.now + LIMIT,
@@ -630,6 +575,7 @@ impl Job {
             self.durable.supersede(lineage, EVERY_NUMBER);
             return self.leave_group(ctx, digest, "the user stopped the job");
         }
+        self.say_stuck(ctx, from, &record);
         let leader = self.acting_leader(ctx, &record);
         match (&mut self.lead, leader) {
             (Some(lead), _) => {

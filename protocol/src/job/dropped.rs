@@ -32,8 +32,19 @@ pub(super) struct EndTold {
     to: BTreeSet<NodeId>,
     /// The end of the wait as they were told last.
     said: Option<Time>,
+    /// Since when this agent knows of the end.
+    since: Time,
     /// Those that this agent asked for how long to wait, and when.
     asked: BTreeMap<NodeId, Time>,
+}
+
+impl EndTold {
+    pub(super) fn since(now: Time) -> EndTold {
+        EndTold {
+            since: now,
+            ..EndTold::default()
+        }
+    }
 }
 
 impl Job {
@@ -42,7 +53,7 @@ impl Job {
     /// the next one may follow at once: so every agent keeps this for itself.
     pub(super) fn note_dropped(&mut self, ctx: &Ctx<'_>, record: &Record) {
         let leases = self.leases_ended.take();
-        self.end_told = EndTold::default();
+        self.end_told = EndTold::since(ctx.now);
         // What was missed stays unknown until somebody tells who knows it.
         self.unknown &= self.forgotten.is_some_and(|at| ctx.now < at);
         self.dropped.retain(|node, _| !record.has(*node));
@@ -57,14 +68,23 @@ impl Job {
         let before = self.before.clone();
         let before = before.filter(|b| b.lineage() == record.lineage());
         let knows = before.as_ref().is_some_and(|b| b.digest == record.parent);
-        let decides = self.decides.take() == Some(record.digest());
-        if record.kind.is_terminal() && !(knows && decides && self.lead.is_some()) {
-            // The one that had the end decided knows who has not stopped yet, and tells. Others know of those alone
-            // that were dropped before.
+        let decides = self.decides == Some(record.nonce) && self.lead.is_some();
+        if record.kind.is_terminal() && !(knows && decides) {
+            // The one that had the end decided knows who has not stopped yet, and tells. Others know of their own workers
+            // and of those that were dropped before, and ask only where a store decides ([`Self::awaits_word_of_end`]).
+            if record.arbiter == Arbiter::Members {
+                self.dropped.clear();
+            }
+            if let Some(of) = before.filter(|b| knows && self.runs_here(b.digest)) {
+                let (of, until) = (Arc::new(of), ctx.now + self.timeouts(ctx).suspect_after);
+                self.dropped.insert(ctx.me(), Dropped { of, until });
+            }
             self.stopped.clear();
             self.unknown = true;
             return;
         }
+        // What this agent did not know of the generation before is in `forgotten`.
+        self.unknown &= !record.kind.is_terminal();
         if !knows {
             // A node may have trained again in a generation that was missed here.
             self.stopped.clear();
@@ -126,6 +146,12 @@ impl Job {
     fn rests(&self, ctx: &Ctx<'_>, node: NodeId) -> bool {
         let here = || self.local.as_ref().is_some_and(|l| l.ended);
         self.rest.contains(&node) || node == ctx.me() && here()
+    }
+
+    /// Whether workers of this generation may still run here.
+    fn runs_here(&self, generation: Digest) -> bool {
+        let local = self.local.as_ref().filter(|l| !l.ended);
+        local.is_some_and(|l| l.running == Some(generation))
     }
 
     /// A member says that the workers of the generation before have ended there.
@@ -291,26 +317,38 @@ impl Job {
 
     /// Until when a start waits for the word of others on those that may still train for the life that is over: where
     /// this agent reads of its end in the job's log, nobody need have told it. They are asked as soon as somebody wants
-    /// to start here, first the one that had the end decided. Those that do not know either say nothing.
+    /// to start here, first the one that had the end decided. Those that do not know either say nothing, and an agent
+    /// that has just heard of the end may be about to meet others.
     pub(super) fn awaits_word_of_end(&mut self, ctx: &Ctx<'_>) -> Option<Time> {
         let head = self.head.as_ref().filter(|h| h.record.kind.is_terminal());
         let by_store = |h: &&Head| matches!(h.record.arbiter, Arbiter::Store(_));
         let (lineage, have) = head.filter(by_store).map(|h| (h.lineage(), h.digest))?;
         let most = ctx.peers.timeouts().max(self.timeouts(ctx));
-        let over = self.installed_at + most.agent_grace + most.suspect_after;
+        let over = self.end_told.since + most.agent_grace + most.suspect_after;
         if !self.unknown || ctx.cfg.flaws.skip_r16 || ctx.now >= over {
             return None;
         }
+        if self.log_runs().is_some() || self.runs_elsewhere(ctx.peers.all).is_some() {
+            // The next life has begun: nothing starts here but by its word.
+            return None;
+        }
+        let writer = self.end_writer();
         let told = self.told_of(ctx, lineage).map(|(node, _)| node);
-        let know = self.end_writer().into_iter().chain(told);
+        let know = writer
+            .into_iter()
+            .chain(told.filter(|n| Some(*n) != writer));
         let know = know.filter(|n| *n != ctx.me() && ctx.peers.connected(*n));
-        for node in know.take(MOST_ASKED).collect::<Vec<_>>() {
+        let know: Vec<NodeId> = know.take(MOST_ASKED).collect();
+        let asked = &mut self.end_told.asked;
+        asked.retain(|n, _| ctx.peers.connected(*n));
+        for node in know {
             if let Entry::Vacant(asked) = self.end_told.asked.entry(node) {
                 asked.insert(ctx.now);
                 self.send(ctx, node, JobMessage::Ask { have });
             }
         }
         let newest = self.end_told.asked.values().max().copied();
+        let newest = newest.max(Some(self.end_told.since));
         let until = newest.map(|at| at + Span(ctx.cfg.suspect_after.0 / 8));
         let until = until.filter(|at| ctx.now < *at)?;
         self.wake_at(until, "word of those that may still train");
@@ -387,13 +425,18 @@ impl Job {
         match unknown {
             true => {
                 if ended {
-                    // It knows which of those have stopped since.
-                    self.dropped.clear();
+                    // It knows which of those have stopped since, but for the workers here.
+                    self.dropped.retain(|node, _| *node == ctx.me());
                 }
                 self.forgotten = Some(until);
                 self.end_told.by = Some(from);
             }
             false if again => self.forgotten = Some(until),
+            // It was started again since, and knows for how long it was to wait then.
+            false if ended && self.before.is_none() && self.end_told.by.is_none() => {
+                self.forgotten = self.forgotten.max(Some(until));
+                self.end_told.by = Some(from);
+            }
             // Of an agent that is away it may have seen what nobody saw here.
             false if self.live().is_some() => self.forgotten = self.forgotten.max(Some(until)),
             false => return,

@@ -31,6 +31,7 @@ mod merge;
 mod messages;
 mod misreads;
 mod news;
+mod obstacle;
 mod orders;
 mod orphaned;
 mod plan;
@@ -59,7 +60,7 @@ pub use resume::Continues;
 use crate::agent::{Config, ConnId, Effect, Notice, Past, Phases};
 use crate::ids::{Digest, JobKey, LauncherId, NodeId};
 use crate::local::{ToAgent, ToLauncher};
-use crate::peers::{Peer, Peers, View};
+use crate::peers::{Peer, View};
 use crate::record::{Kind, Record, Voter};
 use crate::rng::Rng;
 use crate::storelog;
@@ -297,10 +298,11 @@ pub struct Job {
     end_told: dropped::EndTold,
     /// The leases that the voters had acknowledged when they accepted what this agent decides now.
     leases_ended: Option<BTreeMap<NodeId, Time>>,
-    /// The generation before the head is not known here, nor for whom a start of the head waits.
+    /// Nobody has told for whom a start waits: the generation before the head is not known here, or another agent had
+    /// the end decided that is the head.
     unknown: bool,
-    /// What this agent had decided, and is about to install.
-    decides: Option<Digest>,
+    /// The nonce of the newest record that this agent has asked the arbiter for.
+    decides: Option<u64>,
     /// A node that took part in this life of the job is not there any more, and may come back.
     absent: bool,
     /// A generation of the log's that is replaced from here, as a stranger.
@@ -518,10 +520,10 @@ impl Job {
         self.lead.is_some()
     }
 
-    /// Whether this agent leads in place of the first member, whose agent is not there.
-    pub(crate) fn stands_in(&self, me: NodeId, peers: &Peers) -> bool {
+    /// Whether this agent leads in place of the first member.
+    pub(crate) fn stands_in(&self, me: NodeId) -> bool {
         let first = self.live().and_then(|h| h.record.leader());
-        self.lead.is_some() && first.is_some_and(|n| n != me && !peers.connected(n))
+        self.lead.is_some() && first != Some(me)
     }
 
     /// Where the launcher here says that its workers' output goes.

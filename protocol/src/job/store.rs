@@ -200,7 +200,6 @@ impl Job {
                                 self.tell_life_at_end(ctx);
                             }
                             self.tell_claimed(ctx, &record);
-                            self.decides = Some(record.digest());
                         }
                         self.on_claimed(ctx, record);
                     }
@@ -422,6 +421,7 @@ impl Job {
         }
         store.ids += 1;
         store.claiming = Some(store.ids);
+        self.decides = Some(record.nonce);
         store.log.claim(store.ids, record, ctx.now);
         self.pump_store(ctx);
     }

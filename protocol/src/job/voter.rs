@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use super::dropped::EndTold;
 use super::{Ctx, Job};
 use crate::agent::Config;
 use crate::ids::{Digest, NodeId};
@@ -141,9 +142,10 @@ impl Job {
         self.voter.granted = members.map(|m| (m.node, ctx.now)).collect();
         let held = self.durable.held(ctx.now);
         self.forgotten = (held > Span::ZERO).then_some(ctx.now + held);
-        // Of an end it may not have been known before either.
+        // For whom a start after an end waits may not have been known either: without a stored wait others are asked.
         let ended = self.head.is_some() && self.live().is_none();
         self.unknown |= ended && self.forgotten.is_none();
+        self.end_told = EndTold::since(ctx.now);
     }
 
     /// The voters change: a member's lease may rest on any that voted before, as late as now, and this voter may be

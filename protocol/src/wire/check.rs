@@ -154,6 +154,7 @@ impl JobMessage {
             | JobMessage::Changed { .. }
             | JobMessage::StatusHeard { .. } => Ok(()),
             JobMessage::Held { nodes, .. } => limit("nodes", nodes.len(), MAX_LIST),
+            JobMessage::CancelStuck { unseen, .. } => limit("nodes", unseen.len(), MAX_LIST),
         }
     }
 }

@@ -10,7 +10,7 @@ use muster_protocol::local::{
 use muster_protocol::memory::{Key, Peer, Peers};
 use muster_protocol::record::{Arbiter, Cause, Kind, Place};
 use muster_protocol::spec::JobSpec;
-use muster_protocol::{LauncherId, StoreUuid};
+use muster_protocol::{LauncherId, StoreUuid, Time};
 
 use super::{digest, exit, held, node, saved, standing};
 
@@ -79,6 +79,7 @@ pub fn to_agent() -> Vec<ToAgent> {
         }),
         ToAgent::Command(Command::Cancel {
             job: "digits".into(),
+            given: Time(1_700_000_000),
         }),
         ToAgent::Command(Command::Continue {
             job: "digits".into(),

@@ -46,6 +46,10 @@ pub(super) fn job_messages() -> Vec<JobMessage> {
             lineage: digest(5),
             ago_ms: 1_200,
         },
+        JobMessage::CancelStuck {
+            lineage: digest(5),
+            unseen: vec![node(2), node(3)],
+        },
         checkpoint(CheckpointStage::Agreeing),
         checkpoint(CheckpointStage::Saving { step: 400 }),
         checkpoint(CheckpointStage::Done { step: 400 }),

@@ -221,7 +221,9 @@ impl Conductor {
                 return self.item(Item::Do(Step::OrderCheckpoint { node }));
             }
             Fault::OrderCancel { node } => {
-                return self.item(Item::Do(Step::OrderCancel { node }));
+                let given = self.now;
+                let there = self.world.nodes[node].clock.local(given);
+                return self.item(Item::Do(Step::OrderCancel { node, given, there }));
             }
             Fault::Hang { node, for_ns } => {
                 self.thaws_after = for_ns;

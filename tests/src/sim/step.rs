@@ -3,7 +3,7 @@
 
 use muster_protocol::agent::ConnId;
 use muster_protocol::local::{ToAgent, ToLauncher};
-use muster_protocol::{Digest, NodeId};
+use muster_protocol::{Digest, NodeId, Time};
 use serde::{Deserialize, Serialize};
 
 use super::launcher::Due;
@@ -193,6 +193,9 @@ pub enum Step {
     /// Somebody orders at this node's agent that the job ends.
     OrderCancel {
         node: usize,
+        /// When, and by that node's clock.
+        given: u64,
+        there: Time,
     },
     /// Somebody has the job go on without these nodes.
     Continue {

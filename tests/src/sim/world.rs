@@ -298,7 +298,7 @@ impl World {
                 let job = self.key.id.clone();
                 self.order(node, Command::Checkpoint { job })
             }
-            Step::OrderCancel { node } => self.order_cancel(node),
+            Step::OrderCancel { node, given, there } => self.order_cancel(node, given, there),
             Step::Continue { node, dead } => {
                 let job = self.key.id.clone();
                 let dead = dead.iter().map(|n| host(*n)).collect();

@@ -5,9 +5,10 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use clap::builder::{OsStringValueParser, TypedValueParser as _};
-use muster_protocol::JobKey;
+use muster_daemon::clock;
 use muster_protocol::local::{Command, Query};
 use muster_protocol::record::Record;
+use muster_protocol::{JobKey, Time};
 use muster_store::Location;
 use serde_json::{Value, json};
 
@@ -118,11 +119,13 @@ struct Left {
 
 /// Ends the job: whether it is over, and not only sure to be.
 async fn end(args: &CancelArgs, client: &Client) -> Result<bool, Failure> {
+    // The agent may be stopped, and answer much later.
+    let given = clock::now();
     let status = client.query(Query::Status).await?;
     let embedded = is_embedded(client, &status);
     let jobs = client.query(Query::Jobs).await?;
     let known = rows_of(&jobs, &args.job).next().is_some();
-    match order(args, client, known).await {
+    match order(args, client, known, given).await {
         Ok(_) => {}
         Err(Unanswered::Refused(why)) => {
             // It may have ended a moment ago, or long since: that is as it was to be.
@@ -165,10 +168,15 @@ fn is_over(jobs: &Value, job: &str) -> bool {
 }
 
 /// Gives the agent the order. One that was just started may not have heard of the job yet.
-async fn order(args: &CancelArgs, client: &Client, known: bool) -> Result<Value, Unanswered> {
+async fn order(
+    args: &CancelArgs,
+    client: &Client,
+    known: bool,
+    given: Time,
+) -> Result<Value, Unanswered> {
     loop {
         let job = args.job.clone();
-        let answer = client.command(Command::Cancel { job }).await;
+        let answer = client.command(Command::Cancel { job, given }).await;
         if known || !matches!(answer, Err(Unanswered::Refused(_))) {
             return answer;
         }

@@ -21,7 +21,10 @@ fn orders(s: &mut Scripted) {
     s.on(Event::Launcher {
         conn: ConnId(9),
         owner: "0".into(),
-        frame: ToAgent::Command(Command::Cancel { job: "j".into() }),
+        frame: ToAgent::Command(Command::Cancel {
+            job: "j".into(),
+            given: s.now,
+        }),
     });
 }
 

@@ -204,7 +204,10 @@ fn a_job_without_launchers_is_ended_by_a_persons_word() {
     s.on(Event::Launcher {
         conn: ConnId(9),
         owner: "0".into(),
-        frame: ToAgent::Command(Command::Cancel { job: "j".into() }),
+        frame: ToAgent::Command(Command::Cancel {
+            job: "j".into(),
+            given: s.now,
+        }),
     });
     s.pass(Span::from_secs(1));
     assert_eq!(kind(&s), Some(Kind::End { cancelled: true }));
@@ -344,7 +347,10 @@ fn a_job_without_a_majority_is_given_up_by_a_persons_word() {
     s.on(Event::Launcher {
         conn: ConnId(9),
         owner: "0".into(),
-        frame: ToAgent::Command(Command::Cancel { job: "j".into() }),
+        frame: ToAgent::Command(Command::Cancel {
+            job: "j".into(),
+            given: s.now,
+        }),
     });
     s.pass(Span::from_secs(1));
     assert!(!live(&s) && waits(&s).is_empty());

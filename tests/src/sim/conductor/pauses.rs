@@ -71,7 +71,7 @@ pub(super) fn for_agent(step: &Step) -> Option<usize> {
         | Step::Probed { node, .. }
         | Step::Drain { node, .. }
         | Step::OrderCheckpoint { node }
-        | Step::OrderCancel { node }
+        | Step::OrderCancel { node, .. }
         | Step::Checkpoint { node, .. }
         | Step::LauncherConnect { node, .. }
         | Step::AgentHears { node, .. }

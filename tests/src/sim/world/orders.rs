@@ -1,5 +1,6 @@
 //! Commands of a person at a node's agent.
 
+use muster_protocol::Time;
 use muster_protocol::agent::{ConnId, Event};
 use muster_protocol::local::{Command, ToAgent};
 use muster_protocol::wire::{JobMessage, Message};
@@ -16,16 +17,21 @@ impl World {
         self.agent(node, agent, Event::Launcher { conn, owner, frame })
     }
 
-    pub(super) fn order_cancel(&mut self, node: usize) -> Result<(), Violation> {
+    pub(super) fn order_cancel(
+        &mut self,
+        node: usize,
+        given: u64,
+        there: Time,
+    ) -> Result<(), Violation> {
         if self.nodes[node].agent.is_none() {
             return Ok(());
         }
         let job = self.key.id.clone();
         let refused = self.coverage.refused_events;
-        self.order(node, Command::Cancel { job })?;
+        self.order(node, Command::Cancel { job, given: there })?;
         if self.coverage.refused_events == refused {
             self.nodes[node].cancel_ordered = Some(self.now);
-            self.cancels_all(self.now);
+            self.cancels_all(given);
         }
         Ok(())
     }
