@@ -380,12 +380,21 @@ pub enum JobMessage {
         generation: Arc<Record>,
         record: Arc<Record>,
     },
-    /// Nobody whom the sender sees can end this life of the job: the agents on these nodes do not answer it, at most
-    /// [`MAX_LIST`]. It answers a [`CancelAsk`](Self::CancelAsk).
-    CancelStuck {
+    /// Why a life of the job does not end by an order, to the one that passed a [`CancelAsk`](Self::CancelAsk) on.
+    CancelUnable {
         lineage: Digest,
-        unseen: Vec<NodeId>,
+        why: Unable,
     },
+}
+
+/// Why a life does not end by an order.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Unable {
+    /// It began after the order was given.
+    Newer,
+    /// Nobody whom the sender sees can end it: the agents on these nodes do not answer it, at least one and at most
+    /// [`MAX_LIST`].
+    Misses { nodes: Vec<NodeId> },
 }
 
 /// How far a checkpoint is that somebody asked for.

@@ -16,7 +16,7 @@ use muster_protocol::spec::JobSpec;
 use muster_protocol::storelog::{Body, Entry, Snapshot, Standing};
 use muster_protocol::wire::{
     Action, Advert, Ballot, Grant, Hello, JobMessage, Leave, Message, Order, Status, Ticket,
-    Timeouts, Wait,
+    Timeouts, Unable, Wait,
 };
 use muster_protocol::{
     Boot, Digest, Home, JobKey, LauncherId, NodeId, Span, StateId, StoreUuid, Time,
@@ -115,7 +115,8 @@ names!(job_name, JOB_MESSAGES, JobMessage, {
     JobMessage::Hang { hang: None, .. } => "job.hang.none",
     JobMessage::CheckpointAsk { .. } => "job.checkpoint_ask",
     JobMessage::CancelAsk { .. } => "job.cancel_ask",
-    JobMessage::CancelStuck { .. } => "job.cancel_stuck",
+    JobMessage::CancelUnable { why: Unable::Newer, .. } => "job.cancel_unable.newer",
+    JobMessage::CancelUnable { why: Unable::Misses { .. }, .. } => "job.cancel_unable.misses",
     JobMessage::Checkpoint { .. } => "job.checkpoint",
     JobMessage::Save(_) => "job.save",
     JobMessage::SaveAnswer(_) => "job.save_answer",

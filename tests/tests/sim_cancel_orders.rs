@@ -168,6 +168,35 @@ fn an_order_to_a_stopped_agent_ends_none_that_were_started_before_it_was_heard()
     }
 }
 
+/// A job of two nodes ends while the agent of a third one is stopped, at which its end was ordered, and is started anew.
+#[test]
+fn an_order_to_a_stopped_agent_does_not_end_the_life_that_follows() {
+    const ORDERED: u64 = FAILS + SEC;
+    for seed in 0..8 {
+        for store in [false, true] {
+            let (node, for_ns) = (3, 10 * SEC);
+            let mut faults = vec![
+                (FAILS, Fault::AgentPause { node, for_ns }),
+                (ORDERED, Fault::OrderCancel { node }),
+                (ORDERED + SEC, Fault::Cancel { node: 0 }),
+            ];
+            for node in 0..2 {
+                faults.push((ORDERED + 3 * SEC, Fault::LateJoin { node }));
+            }
+            let mut case = setup(seed, store, 2, faults);
+            case.nodes[2].launcher_at = None;
+            let end = at(FAILS + for_ns + 20 * SEC, case);
+            let which = (seed, store);
+            assert!(told(&end, ORDERED + 3 * SEC).is_empty(), "{which:?}");
+            let spawns = &end.world.truth.spawns;
+            let again = spawns.iter().filter(|s| s.at > ORDERED + 3 * SEC);
+            assert_eq!(again.count(), 2, "{which:?}");
+            let open = matches!(stage(&end, 3), Some(CancelStage::Asked { .. }));
+            assert!(!open, "{which:?}");
+        }
+    }
+}
+
 /// Two nodes train, and the agent of one is killed. Its launcher goes on without it, or is killed as well; the order comes
 /// from a node without a part in the job.
 #[test]

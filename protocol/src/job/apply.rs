@@ -178,6 +178,7 @@ impl Job {
     /// counts for nothing there.
     pub(crate) fn greeted_by(&mut self, node: NodeId) {
         self.applicant.asked.take_if(|(door, _)| *door == node);
+        self.ask_again(node);
         if let Some(lead) = &mut self.lead {
             lead.orders.say_again(node);
         }

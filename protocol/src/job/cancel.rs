@@ -13,7 +13,7 @@ use crate::agent::Effect;
 use crate::ids::{Digest, LauncherId, NodeId};
 use crate::record::{Arbiter, Record};
 use crate::time::{Span, Time};
-use crate::wire::{Advert, JobMessage, MAX_LIST, Message};
+use crate::wire::{Advert, JobMessage, MAX_LIST, Message, Unable};
 
 /// An order that nobody takes up is dropped after this time: longer than who gave it waits.
 const LIMIT: Span = Span::from_secs(320);
@@ -96,7 +96,7 @@ pub(super) struct Life {
     pub(super) tellers: BTreeSet<NodeId>,
     pub(super) heard: bool,
     /// Those that said that they cannot have it ended, when, and whom they miss.
-    pub(super) stuck: BTreeMap<NodeId, (Time, Vec<NodeId>)>,
+    pub(super) unable: BTreeMap<NodeId, (Time, Vec<NodeId>)>,
 }
 
 impl Job {
@@ -122,9 +122,7 @@ impl Job {
             .adverts(ctx.peers.all)
             .filter(|(_, a)| a.is_gathering());
         let mut lives = self.lives_known(ctx);
-        if let Some(head) = self.live().filter(|h| h.record.number == 1)
-            && self.installed_at > given
-        {
+        if let Some(head) = self.live().filter(|_| self.is_newer(ctx, given)) {
             lives.remove(&head.lineage());
         }
         // The one that the launcher here asks may not say yet that others wait there.
@@ -135,6 +133,9 @@ impl Job {
         if lives.is_empty() && doors.is_empty() && launcher.is_none() && !self.is_gathering() {
             let id = &self.key.id;
             return Err(match &self.head {
+                Some(_) if self.live().is_some() => {
+                    format!("job {id} was started again after this order was given")
+                }
                 Some(end) => format!("job {id} is over: {}", self.why(ctx, &end.record)),
                 None => format!("job {id} does not run, as far as this agent knows"),
             });
@@ -342,18 +343,34 @@ impl Job {
         self.send(ctx, to, JobMessage::CancelAsk { lineage, ago_ms });
     }
 
-    /// One that would have the life ended cannot do so.
-    pub(super) fn on_cancel_stuck(
+    /// An agent that would have a life ended does not.
+    pub(super) fn on_cancel_unable(
         &mut self,
         ctx: &Ctx<'_>,
         from: NodeId,
         lineage: Digest,
-        unseen: Vec<NodeId>,
+        why: Unable,
     ) {
-        let lives = self.cancelling.as_mut().map(|o| &mut o.lives);
-        if let Some(life) = lives.and_then(|lives| lives.get_mut(&lineage)) {
-            life.stuck.insert(from, (ctx.now, unseen));
+        let Some(order) = &mut self.cancelling else {
+            return;
+        };
+        match why {
+            Unable::Newer => {
+                order.lives.remove(&lineage);
+            }
+            Unable::Misses { nodes } => {
+                if let Some(life) = order.lives.get_mut(&lineage) {
+                    life.unable.insert(from, (ctx.now, nodes));
+                }
+            }
         }
+    }
+
+    /// Whether the life that runs here began after that time: its first generation has the launcher here, which was
+    /// started later.
+    fn is_newer(&self, ctx: &Ctx<'_>, given: Time) -> bool {
+        let first = self.live().is_some_and(|h| h.record.number == 1);
+        first && self.is_member(ctx) && self.launcher_meant(given).is_none()
     }
 
     fn ask_hellos(&mut self, ctx: &Ctx<'_>, nodes: impl Iterator<Item = NodeId>) {
@@ -565,6 +582,10 @@ impl Job {
             self.end_with_cancelled(ctx);
             return;
         };
+        if self.is_newer(ctx, given) {
+            let why = Unable::Newer;
+            return self.send(ctx, from, JobMessage::CancelUnable { lineage, why });
+        }
         if self.is_member(ctx) {
             // The next leader, too, reads of it in the status.
             self.cancel(ctx);
@@ -575,7 +596,7 @@ impl Job {
             self.durable.supersede(lineage, EVERY_NUMBER);
             return self.leave_group(ctx, digest, "the user stopped the job");
         }
-        self.say_stuck(ctx, from, &record);
+        self.say_missed(ctx, from, &record);
         let leader = self.acting_leader(ctx, &record);
         match (&mut self.lead, leader) {
             (Some(lead), _) => {

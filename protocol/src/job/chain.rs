@@ -335,6 +335,9 @@ impl Job {
             .tickets
             .retain(|n, h| record.member(*n) != Some(&h.ticket.member));
         self.send_waiting_on(ctx, &record);
+        if record.kind.is_terminal() && self.decides == Some(record.nonce) {
+            self.tell_end_held(ctx);
+        }
         self.voter.on_install(&record);
         self.notice(Notice::Decided {
             key: self.key.clone(),

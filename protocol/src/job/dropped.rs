@@ -68,7 +68,7 @@ impl Job {
         let before = self.before.clone();
         let before = before.filter(|b| b.lineage() == record.lineage());
         let knows = before.as_ref().is_some_and(|b| b.digest == record.parent);
-        let decides = self.decides == Some(record.nonce) && self.lead.is_some();
+        let decides = self.decides == Some(record.nonce);
         if record.kind.is_terminal() && !(knows && decides) {
             // The one that had the end decided knows who has not stopped yet, and tells. Others know of their own workers
             // and of those that were dropped before, and ask only where a store decides ([`Self::awaits_word_of_end`]).
@@ -146,6 +146,11 @@ impl Job {
     fn rests(&self, ctx: &Ctx<'_>, node: NodeId) -> bool {
         let here = || self.local.as_ref().is_some_and(|l| l.ended);
         self.rest.contains(&node) || node == ctx.me() && here()
+    }
+
+    /// Whether this agent was started again after the end, and was told nothing since.
+    fn is_restored(&self) -> bool {
+        self.before.is_none() && self.end_told.by.is_none()
     }
 
     /// Whether workers of this generation may still run here.
@@ -276,22 +281,22 @@ impl Job {
     }
 
     /// The one that had a generation decided tells its leader for how long to wait, which may not know
-    /// it, and those that are new: one of them may lead what follows. Of an end it tells everybody, for any node may
-    /// begin the next life.
+    /// it, and those that are new: one of them may lead what follows.
     pub(super) fn tell_held(&mut self, ctx: &Ctx<'_>, record: &Record) {
-        if self.unknown || self.head_digest() != record.digest() {
+        if self.unknown || self.head_digest() != record.digest() || record.kind.is_terminal() {
             return;
         }
-        match record.kind.is_terminal() {
-            true if self.held_ms(ctx) == 0 => {}
-            true => self.say_end_held(ctx),
-            false => {
-                let before = self.before.as_ref().filter(|b| b.digest == record.parent);
-                let new = |n: &NodeId| before.is_some_and(|b| !b.has(*n));
-                let nodes = record.members.iter().map(|m| m.node);
-                let to = nodes.filter(|n| record.leader() == Some(*n) || new(n));
-                self.say_held(ctx, to.collect());
-            }
+        let before = self.before.as_ref().filter(|b| b.digest == record.parent);
+        let new = |n: &NodeId| before.is_some_and(|b| !b.has(*n));
+        let nodes = record.members.iter().map(|m| m.node);
+        let to = nodes.filter(|n| record.leader() == Some(*n) || new(n));
+        self.say_held(ctx, to.collect());
+    }
+
+    /// The one that had an end decided tells everybody for how long to wait, for any node may begin the next life.
+    pub(super) fn tell_end_held(&mut self, ctx: &Ctx<'_>) {
+        if self.held_ms(ctx) > 0 {
+            self.say_end_held(ctx);
         }
     }
 
@@ -313,6 +318,11 @@ impl Job {
         if self.live().is_none() && !self.unknown {
             self.say_held(ctx, ctx.peers.connected_nodes().collect());
         }
+    }
+
+    /// An agent has just said its first word on a connection: what it was asked before it may not have heard.
+    pub(super) fn ask_again(&mut self, node: NodeId) {
+        self.end_told.asked.remove(&node);
     }
 
     /// Until when a start waits for the word of others on those that may still train for the life that is over: where
@@ -432,10 +442,13 @@ impl Job {
                 self.end_told.by = Some(from);
             }
             false if again => self.forgotten = Some(until),
-            // It was started again since, and knows for how long it was to wait then.
-            false if ended && self.before.is_none() && self.end_told.by.is_none() => {
+            // Another one that was asked knows more than the one that answered first, or this agent was started again
+            // since, and knows for how long it was to wait then.
+            false if ended && (self.end_told.asked.contains_key(&from) || self.is_restored()) => {
                 self.forgotten = self.forgotten.max(Some(until));
-                self.end_told.by = Some(from);
+                if self.end_writer() == Some(from) || self.end_told.by.is_none() {
+                    self.end_told.by = Some(from);
+                }
             }
             // Of an agent that is away it may have seen what nobody saw here.
             false if self.live().is_some() => self.forgotten = self.forgotten.max(Some(until)),

@@ -143,8 +143,8 @@ impl Job {
                 let ago = Span::from_millis(ago_ms.into());
                 self.on_cancel_ask(ctx, from, lineage, ago);
             }
-            JobMessage::CancelStuck { lineage, unseen } => {
-                self.on_cancel_stuck(ctx, from, lineage, unseen);
+            JobMessage::CancelUnable { lineage, why } => {
+                self.on_cancel_unable(ctx, from, lineage, why);
             }
             JobMessage::Unfit { digest, text } => self.on_unfit(ctx, from, digest, text),
             JobMessage::Held { digest, ms, nodes } => self.on_held(ctx, from, digest, ms, &nodes),

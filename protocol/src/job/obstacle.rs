@@ -7,7 +7,7 @@ use super::{Ctx, Job, REPEAT};
 use crate::ids::{Digest, NodeId};
 use crate::record::{Arbiter, Record};
 use crate::time::Time;
-use crate::wire::{Advert, JobMessage, MAX_LIST};
+use crate::wire::{Advert, JobMessage, MAX_LIST, Unable};
 
 /// Why nobody is asked to end a life.
 pub(super) enum Obstacle {
@@ -18,7 +18,7 @@ pub(super) enum Obstacle {
 impl Life {
     /// Whom this node misses, if it has just said that it cannot have the life ended.
     fn misses(&self, node: NodeId, now: Time) -> Option<&[NodeId]> {
-        let said = self.stuck.get(&node);
+        let said = self.unable.get(&node);
         let said = said.filter(|(at, _)| now < *at + REPEAT.times(3));
         said.map(|(_, missed)| missed.as_slice())
     }
@@ -121,17 +121,17 @@ impl Job {
 
     /// Tells one that passes an order on that nobody whom this node sees can end the life: it leads it without a
     /// majority, or no member is left here that has a way to the store.
-    pub(super) fn say_stuck(&mut self, ctx: &Ctx<'_>, to: NodeId, record: &Record) {
+    pub(super) fn say_missed(&mut self, ctx: &Ctx<'_>, to: NodeId, record: &Record) {
         let stuck = match self.acting_leader(ctx, record) {
             None => record.has(ctx.me()),
             Some(leader) => {
                 leader == ctx.me() && self.is_stranded(ctx) && self.others_may_decide(ctx)
             }
         };
-        let unseen = self.missed(ctx, record);
-        if stuck && to != ctx.me() && !unseen.is_empty() {
-            let lineage = record.lineage();
-            self.send(ctx, to, JobMessage::CancelStuck { lineage, unseen });
+        let nodes = self.missed(ctx, record);
+        if stuck && to != ctx.me() && !nodes.is_empty() {
+            let (lineage, why) = (record.lineage(), Unable::Misses { nodes });
+            self.send(ctx, to, JobMessage::CancelUnable { lineage, why });
         }
     }
 

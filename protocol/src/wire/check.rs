@@ -2,7 +2,7 @@
 
 use super::{
     Action, CheckpointStage, JobMessage, MAX_JOBS, MAX_LIST, MAX_RANKS, MAX_SAVED, MAX_TEXT,
-    Message, Wait, WireError,
+    Message, Unable, Wait, WireError,
 };
 use crate::checkpoint;
 use crate::hang::MAX_STANDINGS;
@@ -154,7 +154,10 @@ impl JobMessage {
             | JobMessage::Changed { .. }
             | JobMessage::StatusHeard { .. } => Ok(()),
             JobMessage::Held { nodes, .. } => limit("nodes", nodes.len(), MAX_LIST),
-            JobMessage::CancelStuck { unseen, .. } => limit("nodes", unseen.len(), MAX_LIST),
+            JobMessage::CancelUnable { why, .. } => match why {
+                Unable::Newer => Ok(()),
+                Unable::Misses { nodes } => limit("nodes", nodes.len(), MAX_LIST),
+            },
         }
     }
 }

@@ -3,7 +3,7 @@
 use muster_protocol::barrier::Held;
 use muster_protocol::control::Reason;
 use muster_protocol::hang::{Doing, Evidence, Hang, Named, Point, Standing};
-use muster_protocol::wire::{CheckpointStage, CheckpointState, JobMessage, Saved};
+use muster_protocol::wire::{CheckpointStage, CheckpointState, JobMessage, Saved, Unable};
 
 use super::{digest, node};
 
@@ -46,9 +46,15 @@ pub(super) fn job_messages() -> Vec<JobMessage> {
             lineage: digest(5),
             ago_ms: 1_200,
         },
-        JobMessage::CancelStuck {
+        JobMessage::CancelUnable {
             lineage: digest(5),
-            unseen: vec![node(2), node(3)],
+            why: Unable::Newer,
+        },
+        JobMessage::CancelUnable {
+            lineage: digest(5),
+            why: Unable::Misses {
+                nodes: vec![node(2), node(3)],
+            },
         },
         checkpoint(CheckpointStage::Agreeing),
         checkpoint(CheckpointStage::Saving { step: 400 }),
