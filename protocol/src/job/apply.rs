@@ -123,8 +123,8 @@ impl Job {
             }
             return;
         }
-        if self.awaits_word_of_end(ctx).is_some() {
-            // What it says with its ticket holds until that is said again.
+        if self.awaits_word_of_end(ctx) {
+            // The ticket says for how long a start waits, and holds until it is said again.
             return;
         }
         let Some(door) = self.door(ctx) else {

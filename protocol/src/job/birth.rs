@@ -92,7 +92,7 @@ impl Job {
             return;
         }
         self.wake_at(now + REPEAT, "look at the tickets");
-        let unsure = self.awaits_word_of_end(ctx).is_some();
+        let unsure = self.awaits_word_of_end(ctx);
         if self.joins_successor(ctx) {
             return;
         }

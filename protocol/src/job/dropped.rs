@@ -325,22 +325,23 @@ impl Job {
         self.end_told.asked.remove(&node);
     }
 
-    /// Until when a start waits for the word of others on those that may still train for the life that is over: where
+    /// Whether a start waits for the word of others on those that may still train for the life that is over: where
     /// this agent reads of its end in the job's log, nobody need have told it. They are asked as soon as somebody wants
     /// to start here, first the one that had the end decided. Those that do not know either say nothing, and an agent
     /// that has just heard of the end may be about to meet others.
-    pub(super) fn awaits_word_of_end(&mut self, ctx: &Ctx<'_>) -> Option<Time> {
+    pub(super) fn awaits_word_of_end(&mut self, ctx: &Ctx<'_>) -> bool {
         let head = self.head.as_ref().filter(|h| h.record.kind.is_terminal());
         let by_store = |h: &&Head| matches!(h.record.arbiter, Arbiter::Store(_));
-        let (lineage, have) = head.filter(by_store).map(|h| (h.lineage(), h.digest))?;
+        let end = head.filter(by_store).map(|h| (h.lineage(), h.digest));
+        let Some((lineage, have)) = end.filter(|_| self.unknown && !ctx.cfg.flaws.skip_r16) else {
+            return false;
+        };
         let most = ctx.peers.timeouts().max(self.timeouts(ctx));
         let over = self.end_told.since + most.agent_grace + most.suspect_after;
-        if !self.unknown || ctx.cfg.flaws.skip_r16 || ctx.now >= over {
-            return None;
-        }
-        if self.log_runs().is_some() || self.runs_elsewhere(ctx.peers.all).is_some() {
-            // The next life has begun: nothing starts here but by its word.
-            return None;
+        // Where the next life has begun, nothing starts here but by its word.
+        let begun = self.log_runs().is_some() || self.runs_elsewhere(ctx.peers.all).is_some();
+        if ctx.now >= over || begun {
+            return false;
         }
         let writer = self.end_writer();
         let told = self.told_of(ctx, lineage).map(|(node, _)| node);
@@ -357,12 +358,14 @@ impl Job {
                 self.send(ctx, node, JobMessage::Ask { have });
             }
         }
-        let newest = self.end_told.asked.values().max().copied();
-        let newest = newest.max(Some(self.end_told.since));
-        let until = newest.map(|at| at + Span(ctx.cfg.suspect_after.0 / 8));
-        let until = until.filter(|at| ctx.now < *at)?;
-        self.wake_at(until, "word of those that may still train");
-        Some(until)
+        let asked = self.end_told.asked.values().copied();
+        let newest = asked.fold(self.end_told.since, Time::max);
+        let until = newest + Span(ctx.cfg.suspect_after.0 / 8);
+        let waits = ctx.now < until;
+        if waits {
+            self.wake_at(until, "word of those that may still train");
+        }
+        waits
     }
 
     pub(super) fn say_held(&mut self, ctx: &Ctx<'_>, to: Vec<NodeId>) {

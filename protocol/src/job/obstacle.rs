@@ -1,4 +1,4 @@
-//! What stands in the way of an order to end a job: nobody is there who could decide that.
+//! The obstacles to an order to end a job: nobody is there who could decide that.
 
 use std::collections::BTreeSet;
 

@@ -137,7 +137,7 @@ impl Job {
             return;
         }
         // Its coordinator may not know of those that may still train.
-        let waits = self.held_until(ctx).is_some() || self.awaits_word_of_end(ctx).is_some();
+        let waits = self.held_until(ctx).is_some() || self.awaits_word_of_end(ctx);
         let Some(store) = &mut self.store else { return };
         let tail = store.log.tail();
         let Some(AskedBirth {
