@@ -6,7 +6,7 @@ use muster_protocol::spec::JobSpec;
 use muster_tests::sim::clock::{MS, SEC};
 use muster_tests::sim::conductor::Conductor;
 use muster_tests::sim::invariants::Violation;
-use muster_tests::sim::setup::{Fault, NodeSetup, Setup};
+use muster_tests::sim::setup::{Fault, NodeSetup, Setup, Torn};
 
 const NODES: usize = 5;
 const STOPPED: u64 = 15 * SEC;
@@ -107,6 +107,155 @@ fn a_life_does_not_begin_beside_workers_of_the_one_that_was_ended() {
                     }
                     if case.again < 100 * MS {
                         shown[usize::from(store)] |= case.begins_beside(waits_not);
+                    }
+                }
+            }
+        }
+    }
+    let (count, first) = (wrong.len(), wrong.first());
+    assert_eq!(count, 0, "{first:?}");
+    assert_eq!(
+        shown, [true; 2],
+        "a start that waits for nobody is not seen"
+    );
+}
+
+/// One start of the next life by nodes that had no part in the last one, once those that ended it have gone, too.
+#[derive(Clone, Copy, Debug)]
+struct Gone {
+    seed: u64,
+    store: bool,
+    members: [usize; 3],
+    /// How many of the members lose their agents after the order, the first ones.
+    gone: usize,
+    new: [usize; 2],
+    /// The agent of the first of those starts only once they have gone.
+    comes: bool,
+    /// The order is so long after the kill.
+    ordered: u64,
+    /// So long after that.
+    again: u64,
+}
+
+impl Gone {
+    const NODES: usize = 6;
+    /// When the agent of the last member is killed; its launcher lives, and its workers go on.
+    const KILLED: u64 = 15 * SEC;
+    /// When the next life has begun at the latest: the workers end with their agent's grace.
+    const BEGUN: u64 = Self::KILLED + 45 * SEC;
+
+    /// When the others lose their agents.
+    fn left(&self) -> u64 {
+        Self::KILLED + self.ordered + 4 * SEC
+    }
+
+    fn setup(&self, flaws: Flaws) -> Setup {
+        let crash = |node| Fault::AgentCrash {
+            node,
+            effects: 0,
+            torn: Torn::Between,
+            down: 300 * SEC,
+            new_disk: false,
+        };
+        let [first, second, killed] = self.members;
+        let comes = self.left() + 200 * MS;
+        let mut faults = vec![
+            (Self::KILLED, crash(killed)),
+            (
+                Self::KILLED + self.ordered,
+                Fault::OrderCancel { node: second },
+            ),
+        ];
+        for node in [first, second].into_iter().take(self.gone) {
+            faults.push((self.left(), crash(node)));
+        }
+        for node in self.new {
+            let at = comes + 300 * MS + self.again;
+            faults.push((at, Fault::LateJoin { node }));
+        }
+        let spec = JobSpec {
+            min_nodes: 2,
+            max_nodes: 3,
+            stop_grace_ms: 300,
+            ..JobSpec::default()
+        };
+        let node = |at: usize| {
+            let late = self.comes && at == self.new[0];
+            NodeSetup {
+                launcher_at: self.members.contains(&at).then_some(SEC),
+                ..NodeSetup::quiet(at, if late { comes } else { 0 })
+            }
+        };
+        Setup {
+            store: self.store,
+            faults,
+            flaws,
+            heal_at: 90 * SEC,
+            ..Setup::quiet(self.seed, (0..Self::NODES).map(node).collect(), spec)
+        }
+    }
+
+    /// Whether the next life begins while a worker of the last one runs; it begins soon after that has ended.
+    fn begins_beside(&self, flaws: Flaws) -> bool {
+        let mut conductor = Conductor::new(self.setup(flaws));
+        conductor.relaunches = false;
+        assert_eq!(conductor.run_until(self.left()), Ok(()), "{self:?}");
+        let trains = |conductor: &Conductor, node: usize| {
+            let launcher = conductor.world.nodes[node].launcher.as_ref();
+            launcher.is_some_and(|l| l.alive().is_some())
+        };
+        let [first, second, killed] = self.members;
+        let left = [first, second, killed].map(|node| trains(&conductor, node));
+        assert_eq!(
+            left,
+            [false, false, true],
+            "{self:?}: who trains after the order"
+        );
+        match conductor.run_until(Self::BEGUN) {
+            Err(Violation::Overlap(_)) => return true,
+            result => assert_eq!(result, Ok(()), "{self:?}"),
+        }
+        let spawns = &conductor.world.truth.spawns;
+        let begun = |node: &usize| spawns.iter().any(|spawn| spawn.node == *node);
+        assert!(self.new.iter().all(begun), "{self:?}: it does not begin");
+        false
+    }
+}
+
+#[test]
+fn a_life_does_not_begin_beside_workers_though_those_that_ended_it_are_gone() {
+    let waits_not = Flaws {
+        skip_r16: true,
+        ..Flaws::default()
+    };
+    let places = [
+        ([0, 1, 2], [3, 4]),
+        ([3, 4, 5], [0, 1]),
+        ([4, 0, 2], [5, 1]),
+    ];
+    let mut shown = [false; 2];
+    let mut wrong = Vec::new();
+    for store in [false, true] {
+        for (members, new) in places {
+            for gone in [1, 2] {
+                for comes in [false, true] {
+                    for i in 0..12 {
+                        let case = Gone {
+                            seed: i as u64 % 2,
+                            store,
+                            members,
+                            gone,
+                            new,
+                            comes,
+                            ordered: [200 * MS, SEC, 4 * SEC][i % 3],
+                            again: i as u64 * 30 * MS,
+                        };
+                        if case.begins_beside(Flaws::default()) {
+                            wrong.push(case);
+                        }
+                        if i < 3 {
+                            shown[usize::from(store)] |= case.begins_beside(waits_not);
+                        }
                     }
                 }
             }

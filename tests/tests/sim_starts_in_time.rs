@@ -297,3 +297,110 @@ fn a_job_begins_without_a_node_whose_disk_is_full() {
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
+
+/// All launchers of a job leave while the agent of one of its nodes is away, which is back before the job is started again.
+#[derive(Clone, Copy, Debug)]
+struct Away {
+    seed: u64,
+    store: bool,
+    job: usize,
+    /// The agent of this one is stopped, or killed and started again.
+    node: usize,
+    stopped: bool,
+    /// So long after the fault the launchers are told to leave.
+    leave: u64,
+    down: u64,
+    /// Those that start the job then, and when, after all have been told to leave.
+    next: [usize; 2],
+    again: u64,
+}
+
+impl Away {
+    fn started(&self) -> Result<(), String> {
+        const GRACE: u64 = 5 * SEC;
+        let node = self.node;
+        let away = match self.stopped {
+            true => Fault::AgentPause {
+                node,
+                for_ns: self.down,
+            },
+            false => Fault::AgentCrash {
+                node,
+                effects: 0,
+                torn: Torn::Between,
+                down: self.down,
+                new_disk: false,
+            },
+        };
+        let mut faults = vec![(LOST, away)];
+        for node in 0..self.job {
+            let leave = Fault::Leave {
+                node,
+                grace_ms: (GRACE / MS) as u32,
+                relaunch_after: None,
+            };
+            faults.push((LOST + self.leave, leave));
+        }
+        // A launcher whose agent is away goes when its time to leave is over.
+        let gone = LOST + self.leave + GRACE + SEC;
+        let again = LOST + self.leave + self.again;
+        let again = again.max(if self.next.contains(&node) { gone } else { 0 });
+        for node in self.next {
+            faults.push((again, Fault::LateJoin { node }));
+        }
+        let node = |at| NodeSetup {
+            launcher_at: (at < self.job).then_some(MS),
+            ..NodeSetup::quiet(at, 0)
+        };
+        let spec = JobSpec {
+            min_nodes: 2,
+            max_nodes: 4,
+            ..JobSpec::default()
+        };
+        let mut conductor = Conductor::new(Setup {
+            store: self.store,
+            faults,
+            heal_at: AGAIN + 60 * SEC,
+            ..Setup::quiet(self.seed, (0..5).map(node).collect(), spec)
+        });
+        conductor.relaunches = false;
+        conductor.run().map_err(|v| v.to_string())?;
+        // It may have to wait until the agent is back, which alone knows that the workers there have ended.
+        let until = again.max(LOST + self.down) + BOUND;
+        within(&conductor, &self.next, again, until - again)
+    }
+}
+
+#[test]
+fn a_job_that_all_left_while_an_agent_was_away_is_started_at_once_when_that_is_back() {
+    let mut wrong = Vec::new();
+    for store in [false, true] {
+        for stopped in [false, true] {
+            for (job, node) in [(2, 0), (2, 1), (3, 0), (3, 2)] {
+                for leave in [100 * MS, SEC, 3 * SEC] {
+                    for down in [6 * SEC, 11 * SEC] {
+                        for next in [[0, 1], [3, 4], [node, 4]] {
+                            for again in [2 * SEC, 3 * SEC, 6 * SEC, 9 * SEC, 15 * SEC] {
+                                let case = Away {
+                                    seed: leave / MS % 3,
+                                    store,
+                                    job,
+                                    node,
+                                    stopped,
+                                    leave,
+                                    down,
+                                    next,
+                                    again,
+                                };
+                                if let Err(why) = case.started() {
+                                    wrong.push(format!("{case:?}: {why}"));
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}:\n{}", wrong.len(), wrong.join("\n"));
+}

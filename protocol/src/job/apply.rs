@@ -372,6 +372,10 @@ impl Job {
             let lead = self.live().and_then(|h| self.acting_leader(ctx, &h.record));
             if lead == Some(from) && self.has_stopped() {
                 self.tell_wait(ctx, &wait);
+                let leaves = self.local.as_ref().is_some_and(|l| l.leave.is_some());
+                if leaves && matches!(wait, Wait::Forming { have: 0, .. }) {
+                    self.part_from_unreached();
+                }
             }
             return;
         }

@@ -11,7 +11,7 @@ use super::obstacle::Obstacle;
 use super::{Ctx, Head, Job, REPEAT};
 use crate::agent::Effect;
 use crate::ids::{Digest, LauncherId, NodeId};
-use crate::record::{Arbiter, Record};
+use crate::record::{Arbiter, Member, Record};
 use crate::time::{Span, Time};
 use crate::wire::{Advert, JobMessage, MAX_LIST, Message, Unable};
 
@@ -366,11 +366,20 @@ impl Job {
         }
     }
 
-    /// Whether the life that runs here began after that time: its first generation has the launcher here, which was
-    /// started later.
+    /// Whether what runs here began after that time: its first generation, or one in which none of the launchers before
+    /// it goes on, has the launcher here, which was started later.
     fn is_newer(&self, ctx: &Ctx<'_>, given: Time) -> bool {
-        let first = self.live().is_some_and(|h| h.record.number == 1);
-        first && self.is_member(ctx) && self.launcher_meant(given).is_none()
+        let Some(record) = self.live().map(|h| &h.record) else {
+            return false;
+        };
+        let before = self.before.as_ref().filter(|b| b.digest == record.parent);
+        let stays = |m: &Member| {
+            let now = record.member(m.node);
+            now.is_some_and(|now| now.launcher == m.launcher)
+        };
+        let anew = before.is_some_and(|b| !b.record.members.iter().any(stays));
+        let began = record.number == 1 || anew;
+        began && self.is_member(ctx) && self.launcher_meant(given).is_none()
     }
 
     fn ask_hellos(&mut self, ctx: &Ctx<'_>, nodes: impl Iterator<Item = NodeId>) {

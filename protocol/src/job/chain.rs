@@ -362,8 +362,12 @@ impl Job {
         }
     }
 
-    /// A member that is dropped, or lost when the job ends, may come back without having heard of the end.
+    /// A member that is dropped, or lost when the job ends, may come back without having heard of the end. An agent that
+    /// knew nothing of that life need not be there for it.
     fn note_absent(&mut self, ctx: &Ctx<'_>, record: &Record) {
+        if record.kind.is_terminal() && self.before.is_none() {
+            return;
+        }
         let before = self.before.as_ref().filter(|b| b.digest == record.parent);
         let stays = |node| match record.kind {
             Kind::Next => record.has(node),

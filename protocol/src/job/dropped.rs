@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::{Ctx, Head, Job, REPEAT};
 use crate::ids::{Digest, NodeId};
 use crate::membership::State;
-use crate::record::{Arbiter, Member, Record};
+use crate::record::{Arbiter, Kind, Member, Record};
 use crate::time::{Span, Time};
 use crate::wire::{JobMessage, MAX_LIST, Status};
 
@@ -18,9 +18,18 @@ const MOST_ASKED: usize = 8;
 #[derive(Clone, Debug)]
 pub(super) struct Dropped {
     /// The generation of which it was a member last.
-    pub(super) of: Arc<Head>,
+    of: Digest,
+    /// That generation; not where this agent was told of the node.
+    pub(super) head: Option<Arc<Head>>,
     /// Until when it may still train (R16).
     until: Time,
+}
+
+impl Dropped {
+    fn from(head: &Arc<Head>, until: Time) -> Dropped {
+        let (of, head) = (head.digest, Some(head.clone()));
+        Dropped { of, head, until }
+    }
 }
 
 /// The wait after the job's end, as it goes from node to node.
@@ -76,8 +85,9 @@ impl Job {
                 self.dropped.clear();
             }
             if let Some(of) = before.filter(|b| knows && self.runs_here(b.digest)) {
-                let (of, until) = (Arc::new(of), ctx.now + self.timeouts(ctx).suspect_after);
-                self.dropped.insert(ctx.me(), Dropped { of, until });
+                let until = ctx.now + self.timeouts(ctx).suspect_after;
+                let dropped = Dropped::from(&Arc::new(of), until);
+                self.dropped.insert(ctx.me(), dropped);
             }
             self.stopped.clear();
             self.unknown = true;
@@ -135,9 +145,9 @@ impl Job {
             // The launcher that went on without its agent may not have found the one that came in its place.
             let alone = ctx.peers.alone_at(node).map(|at| at + times.agent_grace);
             let alone = alone.filter(|_| Self::is_back_anew(ctx, before, node));
-            let (of, until) = (of.clone(), until.max(alone).unwrap_or(ctx.now));
+            let until = until.max(alone).unwrap_or(ctx.now);
             self.stopped.remove(&node);
-            self.dropped.insert(node, Dropped { of, until });
+            self.dropped.insert(node, Dropped::from(&of, until));
         }
         self.lengthen_waits(ctx);
     }
@@ -194,8 +204,7 @@ impl Job {
                 false => Some(ctx.now),
             };
             if let Some(until) = since.map(|at| at + grace) {
-                let of = of.clone();
-                self.dropped.insert(m.node, Dropped { of, until });
+                self.dropped.insert(m.node, Dropped::from(&of, until));
             }
         }
     }
@@ -248,20 +257,21 @@ impl Job {
             }
         };
         let mut longer = false;
+        // An agent that was started anew since knows neither whom it dropped nor who voted then: of its voters, most
+        // are those of the generation before.
+        let head = self.head.as_ref().filter(|_| self.before.is_none());
         let mut last: Option<(Digest, Option<Time>)> = None;
         for (node, dropped) in &mut self.dropped {
-            let known = last.filter(|(of, _)| *of == dropped.of.digest);
-            let (_, since) =
-                *last.insert(known.unwrap_or_else(|| (dropped.of.digest, counted(&dropped.of))));
+            let of = dropped.head.as_deref().or(head);
+            let known = last.filter(|(of, _)| *of == dropped.of);
+            let known = known.unwrap_or_else(|| (dropped.of, of.and_then(counted)));
+            let (_, since) = *last.insert(known);
             if let Some(since) = since.max(away(*node).or_else(|| silent(*node))) {
                 let until = since + grace;
                 longer |= until > dropped.until + ctx.cfg.suspect_after;
                 dropped.until = until.max(dropped.until);
             }
         }
-        // An agent that was started anew since knows neither whom it dropped nor who voted then: of its voters, most
-        // are those of the generation before.
-        let head = self.head.as_ref().filter(|_| self.before.is_none());
         if let Some(known) = &mut self.forgotten
             && let Some(since) = head.and_then(counted)
         {
@@ -316,7 +326,30 @@ impl Job {
     /// Of an end, to all: any node may begin the next life.
     fn say_end_held(&mut self, ctx: &Ctx<'_>) {
         if self.live().is_none() && !self.unknown {
-            self.say_held(ctx, ctx.peers.connected_nodes().collect());
+            let all: Vec<NodeId> = ctx.peers.connected_nodes().collect();
+            self.tell_waited_end(ctx, &all);
+            self.say_held(ctx, all);
+        }
+    }
+
+    /// The end after which a start has to wait, to those that perhaps know nothing of that life: one of them may begin
+    /// the next when all that know have gone.
+    pub(super) fn tell_waited_end(&mut self, ctx: &Ctx<'_>, to: &[NodeId]) {
+        let merged = |h: &&Head| matches!(h.record.kind, Kind::Tombstone { .. });
+        let ended = |h: &&Head| h.record.kind.is_terminal() && !merged(h);
+        let head = self.head.as_ref().filter(ended);
+        let record = head.map(|h| h.record.clone());
+        let Some(record) = record.filter(|_| !self.unknown && self.held_ms(ctx) > 0) else {
+            return;
+        };
+        let before = self.durable.ended.last().map(|e| e.digest());
+        for node in to {
+            let record = record.clone();
+            let body = match before {
+                Some(have) => JobMessage::Follows { have, record },
+                None => JobMessage::Decided { record },
+            };
+            self.send(ctx, *node, body);
         }
     }
 
@@ -389,14 +422,17 @@ impl Job {
 
     /// Should this be a node that was dropped, its workers have ended, and no start waits for it any more.
     pub(super) fn dropped_has_stopped(&mut self, ctx: &mut Ctx<'_>, node: NodeId, of: Digest) {
-        let waits = self.dropped.get(&node).map(|d| d.of.digest);
-        if waits != Some(of) {
+        let waits = self.dropped.get(&node).filter(|d| d.of == of);
+        let Some(told) = waits.map(|d| d.head.is_none()) else {
             return;
-        }
+        };
         self.dropped.remove(&node);
         self.stopped.insert(node);
-        // Those that were told of the wait.
-        self.say_end_held(ctx);
+        match told {
+            // The one that told this agent has told all others.
+            true => self.pass_held_on(ctx, None),
+            false => self.say_end_held(ctx),
+        }
         self.durable.hold(self.held_ms(ctx), ctx.now);
         self.persist(ctx);
     }
@@ -435,16 +471,15 @@ impl Job {
         }
         let again = ended && self.end_told.by == Some(from);
         let unknown = std::mem::take(&mut self.unknown);
-        match unknown {
+        match unknown || again {
             true => {
                 if ended {
                     // It knows which of those have stopped since, but for the workers here.
                     self.dropped.retain(|node, _| *node == ctx.me());
                 }
-                self.forgotten = Some(until);
+                self.wait_as_told(ctx, until, nodes);
                 self.end_told.by = Some(from);
             }
-            false if again => self.forgotten = Some(until),
             // Another one that was asked knows more than the one that answered first, or this agent was started again
             // since, and knows for how long it was to wait then.
             false if ended && (self.end_told.asked.contains_key(&from) || self.is_restored()) => {
@@ -463,8 +498,7 @@ impl Job {
         let news = said.is_none_or(|at| at.since(until).max(until.since(at)) >= REPEAT);
         if ended && news {
             self.end_told.said = Some(until);
-            let to = self.end_told.to.iter().copied();
-            self.say_held(ctx, to.filter(|n| *n != from).collect());
+            self.pass_held_on(ctx, Some(from));
         }
         // A leader that restarts waits for them, too, and no longer for what was unknown.
         let until = self.dropped.values().map(|d| d.until);
@@ -476,6 +510,30 @@ impl Job {
             self.durable.hold(held, ctx.now);
             self.persist(ctx);
         }
+    }
+
+    /// Takes in the word of one that knows: for whom a start waits, each of which says by itself when it has stopped; or
+    /// only for how long.
+    fn wait_as_told(&mut self, ctx: &Ctx<'_>, until: Time, nodes: &[(NodeId, u32)]) {
+        let of = self.head.as_ref().map(|h| h.record.parent);
+        let here = nodes.iter().any(|(node, _)| *node == ctx.me());
+        self.forgotten = (nodes.is_empty() || here).then_some(until);
+        for (node, ms) in nodes.iter().filter(|_| !here) {
+            let until = ctx.now + Span::from_millis((*ms).into());
+            let of = of.unwrap_or(Digest::ZERO);
+            let told = Dropped {
+                of,
+                head: None,
+                until,
+            };
+            self.dropped.entry(*node).or_insert(told);
+        }
+    }
+
+    /// Those that heard of the end from here hear of the wait.
+    fn pass_held_on(&mut self, ctx: &Ctx<'_>, from: Option<NodeId>) {
+        let to = self.end_told.to.iter().copied();
+        self.say_held(ctx, to.filter(|n| Some(*n) != from).collect());
     }
 
     /// The leader of the head has workers started: it has waited for everybody who was dropped, and

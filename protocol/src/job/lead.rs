@@ -707,13 +707,15 @@ impl Job {
             if let Some(wait) = wait {
                 self.tell_wait(ctx, &wait);
             }
-            if self.local.as_ref().is_some_and(|l| l.leave.is_some()) {
-                // All that are left go. Those that cannot be reached may live, so the job is not over.
-                let report = "left the job, and nothing runs here any more; the job is kept for the nodes \
-                              that cannot be reached";
-                self.part_alone(report);
-            }
             self.waits_for_nodes(true, ctx.now);
+            if self.local.as_ref().is_some_and(|l| l.leave.is_some()) {
+                self.part_from_unreached();
+            }
+            for (node, _) in &a.leaving {
+                if let Some(status) = self.status_of(*node).cloned() {
+                    self.tell_wait_to(ctx, *node, &status);
+                }
+            }
             return self.wake_at(ctx.now + REPEAT, "too few nodes");
         };
         self.waits_for_nodes(false, ctx.now);

@@ -175,6 +175,7 @@ impl Job {
             self.tell_voters(ctx, from);
         }
         if self.live().is_none() {
+            self.tell_waited_end(ctx, &[from]);
             self.repeat_held(ctx, from);
         }
         let said = ctx.peers.get(from).and_then(|p| p.hello.as_ref());

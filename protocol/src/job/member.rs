@@ -699,6 +699,12 @@ impl Job {
         }
     }
 
+    /// All that are left go. Those that cannot be reached may live, so the job is not over.
+    pub(super) fn part_from_unreached(&mut self) {
+        let report = "left the job, and nothing runs here any more; the job is kept for the nodes that cannot be reached";
+        self.part_alone(report);
+    }
+
     /// A member whose workers of an earlier generation cannot be ended can start no others: the others
     /// need not wait for it.
     pub(super) fn drive_stopping(&mut self, ctx: &Ctx<'_>) {

@@ -132,7 +132,8 @@ impl Job {
     /// `agent_grace`, its lease is over: then it counts as dead. Its guard is asked at once.
     pub(super) fn drive_vacant(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
         let Some(place) = self.place_of_another(ctx, record) else {
-            self.vacant = None;
+            // Of one that has no part any more [`Self::drive_ended`] asks.
+            self.vacant.take_if(|_| record.has(ctx.me()));
             return;
         };
         let launcher = place.launcher;
@@ -166,11 +167,12 @@ impl Job {
         });
     }
 
-    /// The generation of this node is over, or was given up: once its launcher is gone all are told, for any of them
-    /// may wait for its workers before it begins the next life. If this agent was away, the launcher may have gone by
-    /// itself, so its guard is asked.
+    /// The generation of this node is over, was given up, or goes on without this node: once its launcher is gone those
+    /// are told that may wait for its workers before they start theirs. If this agent was away, the launcher may have
+    /// gone by itself, so its guard is asked.
     pub(super) fn drive_ended(&mut self, ctx: &mut Ctx<'_>) {
-        let before = self.before.clone().filter(|_| self.live().is_none());
+        let part = self.live().is_some_and(|h| h.has(ctx.me()));
+        let before = self.before.clone().filter(|_| !part);
         let Some(before) = before else { return };
         let place = before.record.member(ctx.me());
         let Some(place) = place.filter(|m| m.state == ctx.cfg.state) else {
@@ -178,9 +180,13 @@ impl Job {
         };
         if self.died == Some(place.launcher) && self.said_over != before.digest {
             self.said_over = before.digest;
-            self.say_ended_here(ctx, ctx.peers.connected_nodes());
+            match self.live().is_some() {
+                true => self.old_stopped(ctx, before.digest),
+                false => self.say_ended_here(ctx, ctx.peers.connected_nodes()),
+            }
         }
         if [self.launcher(), self.died].contains(&Some(place.launcher)) {
+            self.vacant = None;
             return;
         }
         let launcher = place.launcher;
@@ -189,7 +195,6 @@ impl Job {
             .vacant
             .insert(known.unwrap_or(Vacant::new(launcher, ctx.now)));
         if vacant.refused {
-            self.vacant = None;
             self.died = Some(launcher);
             self.drive_ended(ctx);
         } else if ctx.now < vacant.since + ctx.cfg.agent_grace {
