@@ -184,26 +184,6 @@ impl Job {
         }
     }
 
-    /// A launcher that wants to go, and that no generation counts on any more, may go at once.
-    fn dismiss_unwilling(&mut self, ctx: &Ctx<'_>) {
-        let Some(local) = self
-            .local
-            .as_ref()
-            .filter(|l| l.conn.is_some() && l.over.is_none())
-        else {
-            return;
-        };
-        let (cancel, leave) = (local.cancel, local.leave.is_some());
-        if !(cancel || leave) || self.is_member(ctx) {
-            return;
-        }
-        if cancel {
-            self.dismiss(130, "stopped by the user".into());
-        } else {
-            self.dismiss(143, "left the job".into());
-        }
-    }
-
     /// The node to ask: the leader of the newest generation known; else, while none is known, the
     /// lowest agent that is connected (all agents agree on it once they all are).
     fn door(&self, ctx: &Ctx<'_>) -> Option<NodeId> {

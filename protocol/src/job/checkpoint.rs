@@ -239,7 +239,7 @@ impl Job {
 
     /// Until when this generation's workers are waited for that have not attached the runtime yet.
     fn attach_until(&self) -> Time {
-        let run_at = self.lead.as_ref().and_then(|l| l.run_at);
+        let run_at = self.lead.as_ref().and_then(|l| l.start.run_at);
         self.installed_at.max(run_at.unwrap_or(self.installed_at)) + ATTACH
     }
 

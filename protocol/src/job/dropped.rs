@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::{Ctx, Head, Job, REPEAT};
 use crate::ids::{Digest, NodeId};
 use crate::membership::State;
-use crate::record::{Arbiter, Kind, Member, Record};
+use crate::record::{Arbiter, Kind, Record};
 use crate::time::{Span, Time};
 use crate::wire::{JobMessage, MAX_LIST, Status};
 
@@ -404,11 +404,8 @@ impl Job {
     pub(super) fn say_held(&mut self, ctx: &Ctx<'_>, to: Vec<NodeId>) {
         let (digest, ms) = (self.head_digest(), self.held_ms(ctx));
         let known = self.forgotten.is_none_or(|at| ctx.now >= at);
-        let waited = self
-            .dropped
-            .iter()
-            .filter(|(node, d)| known && ctx.now < d.until && ctx.peers.lost(**node) != Some(true));
-        let nodes = waited.map(|(node, d)| (*node, rounded_up(d.until.since(ctx.now))));
+        let waited = self.waited_for(ctx).filter(|_| known);
+        let nodes = waited.map(|(node, until)| (node, rounded_up(until.since(ctx.now))));
         let nodes: Vec<(NodeId, u32)> = nodes.collect();
         let nodes = match nodes.len() <= MAX_LIST {
             true => nodes,
@@ -547,87 +544,20 @@ impl Job {
         }
     }
 
+    /// The nodes that were dropped and may still train, and until when.
+    pub(super) fn waited_for(&self, ctx: &Ctx<'_>) -> impl Iterator<Item = (NodeId, Time)> {
+        let dropped = self.dropped.iter();
+        let waits = |n: NodeId, d: &Dropped| ctx.now < d.until && ctx.peers.lost(n) != Some(true);
+        dropped
+            .filter(move |(n, d)| waits(**n, d))
+            .map(|(n, d)| (*n, d.until))
+    }
+
     /// Until when a start is held back, for those who may still be training (R16).
     pub(super) fn held_until(&self, ctx: &Ctx<'_>) -> Option<Time> {
-        let dropped = self.dropped.iter();
-        let dropped = dropped.filter(|(node, _)| ctx.peers.lost(**node) != Some(true));
-        let until = dropped.map(|(_, d)| d.until);
+        let until = self.waited_for(ctx).map(|(_, until)| until);
         let until = until.chain(self.forgotten).max();
         until.filter(|at| ctx.now < *at && !ctx.cfg.flaws.skip_r16)
-    }
-
-    /// Members that stay, and have not said yet that they know of this generation, each with the time until which a
-    /// start waits for it: it may run the one before for as long as its agent is stopped or away, and until it has been
-    /// told.
-    pub(super) fn silent_members(&mut self, ctx: &Ctx<'_>, record: &Record) -> Vec<(NodeId, Time)> {
-        let times = self.timeouts(ctx);
-        let before = self.before.as_ref().filter(|b| b.digest == record.parent);
-        let lead = self.lead.as_mut().filter(|_| record.number > 1);
-        let Some(lead) = lead.filter(|_| !ctx.cfg.flaws.skip_r16) else {
-            return Vec::new();
-        };
-        let ran = |m: &&Member| {
-            let was = before.map(|b| b.record.member(m.node).map(|was| was.launcher));
-            was.is_none_or(|was| was == Some(m.launcher))
-        };
-        let mut out = Vec::new();
-        for m in record.members.iter().filter(ran) {
-            let node = m.node;
-            if node == ctx.me() || lead.status(node).is_some() || ctx.peers.lost(node).is_some() {
-                continue;
-            }
-            let away = ctx.peers.away_since(node);
-            let unwell = ctx.peers.unwell(node).map(|_| ctx.now);
-            let until = match away.or(unwell) {
-                Some(since) => {
-                    lead.unwell.insert(node, None);
-                    since + times.agent_grace
-                }
-                None => {
-                    let well = lead.unwell.get_mut(&node);
-                    let since = well.map(|at| *at.get_or_insert(ctx.now));
-                    since.unwrap_or(lead.began) + times.suspect_after
-                }
-            };
-            if ctx.now < until {
-                out.push((node, until));
-            }
-        }
-        out
-    }
-
-    /// People hear why nothing runs, where that takes longer than a lease.
-    pub(super) fn tell_start_waits(
-        &mut self,
-        ctx: &Ctx<'_>,
-        record: &Record,
-        silent: &[(NodeId, Time)],
-        until: Time,
-    ) {
-        let Some(lead) = self.lead.as_mut().filter(|l| !l.wait_told) else {
-            return;
-        };
-        let due = lead.began + ctx.cfg.suspect_after;
-        if ctx.now < due {
-            return self.wake_at(due, "a start that waits");
-        }
-        lead.wait_told = true;
-        let waits =
-            |(n, d): &(&NodeId, &Dropped)| ctx.now < d.until && ctx.peers.lost(**n) != Some(true);
-        let dropped = self.dropped.iter().filter(waits).map(|(node, _)| *node);
-        let nodes: Vec<NodeId> = dropped.chain(silent.iter().map(|(n, _)| *n)).collect();
-        let whose = match nodes.is_empty() {
-            true => "workers of the generation before may still run on a node that is".to_owned(),
-            false => format!(
-                "workers of the generation before may still run on {}, whose agent is",
-                ctx.names(&nodes)
-            ),
-        };
-        let text = format!(
-            "the start waits: {whose} stopped, away or cut off. It begins when they have ended, in about {} s",
-            until.since(ctx.now).as_millis().div_ceil(1000)
-        );
-        self.tell_all(ctx, record, text);
     }
 
     /// Where workers of a life that is over may still run, as their agents were away or cut off, and for how long; no

@@ -7,6 +7,7 @@ use super::checkpoint::Saving;
 use super::hang::Hanging;
 use super::orders::Orders;
 use super::plan::Assessment;
+use super::start::Starting;
 use super::stop::Planned;
 use super::{Ctx, Job, REPEAT};
 use crate::agent::Notice;
@@ -31,9 +32,7 @@ pub(super) struct Lead {
     /// Members whose word a decision waits for, and since when.
     silent: BTreeMap<NodeId, Time>,
     pub(super) orders: Orders,
-    attempt: u32,
-    pub(super) run_at: Option<Time>,
-    pub(super) struck: BTreeSet<NodeId>,
+    pub(super) start: Starting,
     /// Their workers do not end.
     given_up: BTreeSet<NodeId>,
     /// Since when too few nodes are there to go on.
@@ -55,15 +54,10 @@ pub(super) struct Lead {
     pub(super) ending: Option<Time>,
     /// When the store had answered here for the first time after `ending`.
     store_back: Option<Time>,
-    /// All were told for what the start waits.
-    pub(super) wait_told: bool,
-    /// Members that were suspected or away while the start waited, and when each was found to be well again.
-    pub(super) unwell: BTreeMap<NodeId, Option<Time>>,
     pub(super) planned: Option<Planned>,
     pub(super) barrier: Option<barrier::Leader>,
     /// Nobody else has led this generation before, nor has an earlier run of this agent.
     pub(super) whole: bool,
-    changed_told: bool,
     pub(super) hanging: Hanging,
     pub(super) saving: Option<Saving>,
     /// The step of a checkpoint that was waited for in vain: no other is held up by it again.
@@ -81,9 +75,7 @@ impl Lead {
             ask_at: if whole { now + REPEAT } else { now },
             silent: BTreeMap::new(),
             orders: Orders::default(),
-            attempt: 0,
-            run_at: None,
-            struck: BTreeSet::new(),
+            start: Starting::default(),
             given_up: BTreeSet::new(),
             waited: None,
             voters_due: None,
@@ -94,12 +86,9 @@ impl Lead {
             misread: BTreeSet::new(),
             links: BTreeMap::new(),
             ending: None,
-            wait_told: false,
-            unwell: BTreeMap::new(),
             store_back: None,
             planned: None,
             barrier: None,
-            changed_told: false,
             hanging: Hanging::default(),
             saving: None,
             unsaved: None,
@@ -134,7 +123,7 @@ impl Lead {
     /// Every worker of this member has attached the runtime. The workers of an earlier start do not
     /// count: the order to start that is on its way replaces them, with all that they agreed to.
     pub(super) fn takes_stop_steps(&self, node: NodeId) -> bool {
-        let takes = |s: &Status| s.takes_stop_steps && s.started >= Some(self.attempt);
+        let takes = |s: &Status| s.takes_stop_steps && s.started >= Some(self.start.attempt);
         self.status(node).is_some_and(takes)
     }
 }
@@ -341,126 +330,13 @@ impl Job {
         self.repeat_orders(ctx);
     }
 
-    // ---- starting (R17) ----
-
-    fn drive_start(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
-        let me = ctx.me();
-        let digest = self.head_digest();
-        // A launcher that waits for another's place has no part in this one.
-        if record.is_short() || self.waits_for_place(ctx) {
-            return;
-        }
-        let Some(lead) = &mut self.lead else { return };
-        if record.leader() != Some(me) || lead.ending.is_some() || lead.planned.is_some() {
-            return;
-        }
-        if ctx.now < self.pause {
-            return self.wake_at(self.pause, "the pause in a crash loop");
-        }
-        if lead.attempt == 0 {
-            // A generation that an earlier run of this agent has started goes on.
-            let running = lead.statuses.values().filter_map(|s| s.started).max();
-            let local = self.local.as_mut().filter(|l| l.conn.is_some());
-            let Some(local) = local else { return };
-            let mine = self.member.as_ref().map(|m| &m.status);
-            // Its own part of it may be done.
-            let began = local.running == Some(digest) || mine.is_some_and(|s| s.finished);
-            if let (true, Some(attempt)) = (began, running) {
-                lead.attempt = attempt;
-                lead.changed_told = true;
-                // Whoever had no order to start when that run ended gets none any more, for nobody
-                // knows its port: it is missed in time, and the next generation starts with it.
-                lead.run_at = Some(ctx.now);
-                return;
-            }
-            // Rank 0 has ended here: a start would name another port for the same attempt.
-            if mine.is_some_and(|s| s.stopped || s.finished || s.exit.is_some()) {
-                return;
-            }
-            if local.master_port == 0 {
-                lead.run_at.get_or_insert(ctx.now);
-                return;
-            }
-            // The launcher names another one once this one is used; a start that never got that
-            // far leaves it free.
-            let port = local.master_port;
-            let silent = self.silent_members(ctx, record);
-            let until = silent.iter().map(|(_, until)| *until);
-            if let Some(until) = until.chain(self.held_until(ctx)).max() {
-                self.tell_start_waits(ctx, record, &silent, until);
-                return self.wake_at(until, "workers of the generation before");
-            }
-            let Some(lead) = &mut self.lead else { return };
-            // Another boot, another attempt: the port of an order that an earlier run of this agent
-            // gave is not known any more.
-            let boots = ctx.cfg.boot.0.saturating_sub(self.durable.learned.0);
-            let attempt = u32::try_from(boots).unwrap_or(u32::MAX - 1) + 1;
-            lead.attempt = attempt;
-            lead.run_at = Some(ctx.now);
-            let why = self.why(ctx, record);
-            let restart_count = u32::try_from(record.number - 1).unwrap_or(u32::MAX);
-            for m in &record.members {
-                let action = Action::Run {
-                    attempt,
-                    master_port: port,
-                    restart_count,
-                    why: why.clone(),
-                };
-                self.order(ctx, m.node, action);
-            }
-        }
-        self.watch_start(ctx, record);
-    }
-
-    /// Strikes members that do not start in time, and tells when all have.
-    fn watch_start(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
-        let Some(lead) = &mut self.lead else { return };
-        let attempt = lead.attempt;
-        let late = |at: Time| ctx.now >= at + ctx.cfg.start_timeout;
-        let started = |n: NodeId| {
-            let status = lead.status(n);
-            status.is_some_and(|s| s.started >= Some(attempt))
-        };
-        let failed = |n: NodeId| lead.status(n).is_some_and(|s| s.start_failed.is_some());
-        let overdue = lead.run_at.is_some_and(late);
-        // The others look for rank 0's launcher: one that has said nothing yet may be why they fail.
-        let zero = record.leader();
-        let early = zero.is_some_and(|n| !started(n) && !failed(n)) && !overdue;
-        let (mut struck, mut waiting) = (Vec::new(), false);
-        for m in &record.members {
-            let started = started(m.node);
-            if (failed(m.node) && !early) || (!started && overdue) {
-                struck.push(m.node);
-            }
-            waiting |= !started;
-        }
-        struck.retain(|n| !lead.struck.contains(n));
-        lead.struck.extend(struck.iter().copied());
-        let open = |at: &Time| waiting && ctx.now < *at + ctx.cfg.start_timeout;
-        if let Some(at) = lead.run_at.filter(open) {
-            self.wake_at(at + ctx.cfg.start_timeout, "members that do not start");
-        }
-        for node in struck {
-            self.strike(ctx, node);
-        }
-        let Some(lead) = &mut self.lead else { return };
-        if !waiting && !lead.changed_told && attempt > 0 {
-            lead.changed_told = true;
-            self.tell_times(ctx);
-        }
-    }
-
-    pub(super) fn strike(&mut self, ctx: &Ctx<'_>, node: NodeId) {
-        self.strikes.entry(node).or_default().strike(ctx.now);
-    }
-
     // ---- changing ----
 
     fn drive_change(&mut self, ctx: &mut Ctx<'_>, record: &Record, a: &Assessment) {
         if a.finished || self.merge.tombstone.is_some() {
             return self.decide(ctx, record);
         }
-        let run_at = self.lead.as_ref().and_then(|l| l.run_at);
+        let run_at = self.lead.as_ref().and_then(|l| l.start.run_at);
         if a.only_unstarted()
             && let Some(due) = run_at.and_then(|at| self.tries_due(ctx, record, at))
         {

@@ -301,7 +301,9 @@ impl Job {
     }
 
     fn failed_to_start(&self, node: NodeId) -> bool {
-        self.lead.as_ref().is_some_and(|l| l.struck.contains(&node))
+        self.lead
+            .as_ref()
+            .is_some_and(|l| l.start.struck.contains(&node))
     }
 
     pub(super) fn survivors(&self, ctx: &Ctx<'_>, record: &Record) -> Vec<Member> {
@@ -456,37 +458,6 @@ impl Job {
             out.restarts_used = charge.restarts_used();
         }
         Some(out)
-    }
-
-    /// The code that the job ends with when its program runs nowhere: each member, and whoever asks
-    /// to be let in, has failed to start it for one reason, and one of them several times in a row.
-    fn hopeless(&self, record: &Record) -> Option<i32> {
-        let members = record.members.iter().map(|m| m.node);
-        let nodes = members.chain(self.gathering.tickets.keys().copied());
-        let mut starts = nodes.map(|n| self.failed_starts.get(&n));
-        let first = starts.next()??;
-        let code = crate::local::cannot_run_code(first.reason())?;
-        let mut hopeless = first.hopeless();
-        for other in starts {
-            hopeless |= other?.hopeless();
-            if other?.reason() != first.reason() {
-                return None;
-            }
-        }
-        hopeless.then_some(code)
-    }
-
-    /// Until when the members that have not tried to start are waited for, because one has failed so
-    /// often that their answers tell whether its program runs at all.
-    pub(super) fn tries_due(&self, ctx: &Ctx<'_>, record: &Record, run_at: Time) -> Option<Time> {
-        let members = || record.members.iter().map(|m| m.node);
-        let hopeless = |n| self.failed_starts.get(&n).is_some_and(|f| f.hopeless());
-        let tried = |n| {
-            let status = self.status_of(n);
-            status.is_some_and(|s| s.start_failed.is_some() || s.started.is_some() || s.gone)
-        };
-        let due = run_at + ctx.cfg.suspect_after;
-        (ctx.now < due && members().any(hopeless) && !members().all(tried)).then_some(due)
     }
 
     /// Whether tickets may wait in the life of the job that runs. A launcher that was started with other flags is of the
