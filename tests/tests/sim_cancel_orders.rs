@@ -45,6 +45,23 @@ fn stage(conductor: &Conductor, node: usize) -> Option<CancelStage> {
     agent.job(&world.key)?.cancelling()
 }
 
+/// The node on which workers of the job may run though it is over, as that agent says.
+fn left_running(conductor: &Conductor, node: usize) -> Option<usize> {
+    let world = &conductor.world;
+    let node = &world.nodes[node];
+    let now = node.clock.local(world.now);
+    let (nodes, _) = node.agent.as_ref()?.job(&world.key)?.left_running(now)?;
+    let [named] = nodes[..] else {
+        return None;
+    };
+    world.nodes.iter().position(|n| n.id == named)
+}
+
+fn trains(conductor: &Conductor, node: usize) -> bool {
+    let launcher = conductor.world.nodes[node].launcher.as_ref();
+    launcher.is_some_and(|l| l.alive().is_some())
+}
+
 /// The nodes whose launchers were told after that time that the user stopped the job.
 fn told(conductor: &Conductor, after: u64) -> Vec<usize> {
     let told = conductor.world.truth.told.iter();
@@ -244,11 +261,21 @@ fn an_order_from_outside_ends_a_job_though_a_members_agent_is_gone() {
                         }
                         let mut case = setup(seed, store, 2, faults);
                         case.nodes[2].launcher_at = None;
-                        let end = at(ordered + 13_500 * MS, case);
+                        let mut end = at(ordered + MS, case);
+                        for step in 1..135 {
+                            if stage(&end, ordered_at) == Some(CancelStage::Over) {
+                                break;
+                            }
+                            let next = end.run_until(ordered + step * 100 * MS);
+                            assert_eq!(next, Ok(()), "seed {seed}");
+                        }
                         let stage = stage(&end, ordered_at);
                         let ended = told(&end, ordered).contains(&(1 - gone));
-                        if stage != Some(CancelStage::Over) || !ended {
-                            wrong.push((store, gone, alone, after, ordered_at, stage, ended));
+                        // The agent that was asked says then, too, that workers of it may run.
+                        let left = left_running(&end, ordered_at);
+                        let runs = trains(&end, gone).then_some(gone);
+                        if stage != Some(CancelStage::Over) || !ended || left != runs {
+                            wrong.push((store, gone, alone, after, ordered_at, stage, ended, left));
                         }
                     }
                 }

@@ -6,6 +6,7 @@ use muster_protocol::spec::JobSpec;
 use muster_tests::sim::clock::{MS, SEC};
 use muster_tests::sim::conductor::Conductor;
 use muster_tests::sim::invariants::Violation;
+use muster_tests::sim::rng::Rng;
 use muster_tests::sim::setup::{Fault, NodeSetup, Setup, Torn};
 
 const NODES: usize = 5;
@@ -267,4 +268,92 @@ fn a_life_does_not_begin_beside_workers_though_those_that_ended_it_are_gone() {
         shown, [true; 2],
         "a start that waits for nobody is not seen"
     );
+}
+
+/// Lives of a job on nodes that change from each to the next, so that few agents know of all ends. The last one ends while
+/// the agent of a member is killed, all others that took part in it go, and nodes that had no part in it start the next.
+fn after_other_lives(seed: u64) -> Setup {
+    const NODES: usize = 7;
+    let mut rng = Rng::new(seed);
+    let mut faults = Vec::new();
+    let mut at = SEC;
+    let lives = rng.between(2, 4);
+    for life in 1..=lives {
+        let mut nodes: Vec<usize> = (0..NODES).collect();
+        rng.shuffle(&mut nodes);
+        let (members, others) = nodes.split_at(rng.between(2, 4) as usize);
+        for (i, node) in members.iter().enumerate() {
+            let joins = if i >= 2 { 5 * SEC } else { 0 };
+            faults.push((at + joins, Fault::LateJoin { node: *node }));
+        }
+        let (first, away) = (members[0], members[members.len() - 1]);
+        let ends = at + 14 * SEC;
+        faults.push((ends, Fault::OrderCancel { node: first }));
+        if life < lives {
+            // Those that end it have to wait for one, or for nobody.
+            let (node, for_ns) = (away, 6 * SEC);
+            let stops = rng
+                .chance(500)
+                .then_some(Fault::AgentPause { node, for_ns });
+            faults.extend(stops.map(|stops| (ends - rng.between(MS, 4 * SEC), stops)));
+            at += 40 * SEC;
+            continue;
+        }
+        let crash = |node| Fault::AgentCrash {
+            node,
+            effects: 0,
+            torn: Torn::Between,
+            down: 300 * SEC,
+            new_disk: false,
+        };
+        let killed = ends - rng.between(MS, 4 * SEC);
+        faults.push((killed, crash(away)));
+        let left = ends + 4 * SEC;
+        for node in &members[..members.len() - 1] {
+            faults.push((left, crash(*node)));
+        }
+        for node in &others[..2] {
+            let again = left + rng.between(MS, SEC);
+            faults.push((again, Fault::LateJoin { node: *node }));
+        }
+        at = killed;
+    }
+    faults.sort_by_key(|(at, _)| *at);
+    let spec = JobSpec {
+        min_nodes: 2,
+        max_nodes: 4,
+        stop_grace_ms: 300,
+        ..JobSpec::default()
+    };
+    let node = |at: usize| NodeSetup {
+        launcher_at: None,
+        ..NodeSetup::quiet(at, 0)
+    };
+    Setup {
+        store: rng.chance(500),
+        faults,
+        heal_at: at + 60 * SEC,
+        ..Setup::quiet(seed, (0..NODES).map(node).collect(), spec)
+    }
+}
+
+#[test]
+fn a_life_does_not_begin_beside_workers_whatever_lives_there_were_before() {
+    let mut wrong = Vec::new();
+    for seed in 0..400 {
+        let setup = after_other_lives(seed);
+        // The workers end with their agent's grace.
+        let until = setup.heal_at - 15 * SEC;
+        let last = setup.faults.last().map_or(0, |(at, _)| *at);
+        let mut conductor = Conductor::new(setup);
+        conductor.relaunches = false;
+        let went = conductor.run_until(until);
+        let spawns = &conductor.world.truth.spawns;
+        let begun = spawns.iter().any(|spawn| spawn.at > last);
+        if went != Ok(()) || !begun {
+            wrong.push((seed, went, begun));
+        }
+    }
+    let (count, first) = (wrong.len(), wrong.first());
+    assert_eq!(count, 0, "{first:?}");
 }

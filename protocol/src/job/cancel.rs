@@ -367,7 +367,8 @@ impl Job {
     }
 
     /// Whether what runs here began after that time: its first generation, or one in which none of the launchers before
-    /// it goes on, has the launcher here, which was started later.
+    /// it goes on, has the launcher here, which was started later. A generation that followed since is not known to be
+    /// newer.
     fn is_newer(&self, ctx: &Ctx<'_>, given: Time) -> bool {
         let Some(record) = self.live().map(|h| &h.record) else {
             return false;

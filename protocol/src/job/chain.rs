@@ -58,6 +58,7 @@ impl Job {
             false => JobMessage::Decided { record },
         };
         self.send(ctx, from, body);
+        self.repeat_held(ctx, from);
     }
 
     /// The job was born and ended again since the end known here, all without this node. The ends
@@ -95,7 +96,10 @@ impl Job {
     fn take_up_end(&mut self, ctx: &mut Ctx<'_>, record: Arc<Record>) {
         self.withdraw_birth(ctx);
         match self.durable.bound.is_none() {
-            true => self.install(ctx, record),
+            true => {
+                self.install(ctx, record);
+                self.tell_end_held(ctx);
+            }
             // All that know that end would refuse the next one as well.
             false => self.pause_births(ctx),
         }
@@ -365,7 +369,8 @@ impl Job {
     /// A member that is dropped, or lost when the job ends, may come back without having heard of the end. An agent that
     /// knew nothing of that life need not be there for it.
     fn note_absent(&mut self, ctx: &Ctx<'_>, record: &Record) {
-        if record.kind.is_terminal() && self.before.is_none() {
+        let known = self.before.as_ref().map(Head::lineage);
+        if record.kind.is_terminal() && known != Some(record.lineage()) {
             return;
         }
         let before = self.before.as_ref().filter(|b| b.digest == record.parent);

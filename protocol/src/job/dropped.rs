@@ -17,25 +17,31 @@ const MOST_ASKED: usize = 8;
 /// A member that was dropped without confirmation of its end.
 #[derive(Clone, Debug)]
 pub(super) struct Dropped {
-    /// The generation of which it was a member last.
+    /// The generation of which it was a member last; of one that this agent was told of, the one that the head follows.
     of: Digest,
-    /// That generation; not where this agent was told of the node.
+    /// That generation; not where this agent was only told of the node.
     pub(super) head: Option<Arc<Head>>,
+    /// The agent that told of it, if this one does not know by itself.
+    by: Option<NodeId>,
     /// Until when it may still train (R16).
     until: Time,
 }
 
 impl Dropped {
     fn from(head: &Arc<Head>, until: Time) -> Dropped {
-        let (of, head) = (head.digest, Some(head.clone()));
-        Dropped { of, head, until }
+        Dropped {
+            of: head.digest,
+            head: Some(head.clone()),
+            by: None,
+            until,
+        }
     }
 }
 
 /// The wait after the job's end, as it goes from node to node.
 #[derive(Clone, Debug, Default)]
 pub(super) struct EndTold {
-    /// The node that told of it, and says when it is over sooner.
+    /// The node that told for how long it is, and says when it is over sooner.
     by: Option<NodeId>,
     /// Those that heard of the end from this agent, and hear of the wait from it.
     to: BTreeSet<NodeId>,
@@ -62,6 +68,16 @@ impl Job {
     /// the next one may follow at once: so every agent keeps this for itself.
     pub(super) fn note_dropped(&mut self, ctx: &Ctx<'_>, record: &Record) {
         let leases = self.leases_ended.take();
+        let ended = |h: &Head| h.record.kind.is_terminal();
+        if record.kind.is_terminal() && self.before.as_ref().is_some_and(ended) {
+            // Another end counts as the last one. Those that were waited for may train all the same, and so may others.
+            self.stopped.clear();
+            if self.held_until(ctx).is_none() {
+                self.unknown = true;
+                self.end_told = EndTold::since(ctx.now);
+            }
+            return;
+        }
         self.end_told = EndTold::since(ctx.now);
         // What was missed stays unknown until somebody tells who knows it.
         self.unknown &= self.forgotten.is_some_and(|at| ctx.now < at);
@@ -158,9 +174,17 @@ impl Job {
         self.rest.contains(&node) || node == ctx.me() && here()
     }
 
-    /// Whether this agent was started again after the end, and was told nothing since.
-    fn is_restored(&self) -> bool {
-        self.before.is_none() && self.end_told.by.is_none()
+    /// Whether this agent knew the life that is over before it ended.
+    pub(super) fn knew_life(&self) -> bool {
+        let before = self.before.as_ref().map(Head::lineage);
+        before.is_some() && before == self.head.as_ref().map(Head::lineage)
+    }
+
+    /// Whether no workers of this generation run here any more, as this agent knows.
+    fn has_ended_here(&self, generation: Option<Digest>) -> bool {
+        let here = self.local.as_ref();
+        let ended = here.map(|l| l.ended || l.running != generation);
+        ended.unwrap_or(self.died.is_some())
     }
 
     /// Whether workers of this generation may still run here.
@@ -306,6 +330,8 @@ impl Job {
     /// The one that had an end decided tells everybody for how long to wait, for any node may begin the next life.
     pub(super) fn tell_end_held(&mut self, ctx: &Ctx<'_>) {
         if self.held_ms(ctx) > 0 {
+            let all: Vec<NodeId> = ctx.peers.connected_nodes().collect();
+            self.tell_waited_end(ctx, &all);
             self.say_end_held(ctx);
         }
     }
@@ -326,9 +352,7 @@ impl Job {
     /// Of an end, to all: any node may begin the next life.
     fn say_end_held(&mut self, ctx: &Ctx<'_>) {
         if self.live().is_none() && !self.unknown {
-            let all: Vec<NodeId> = ctx.peers.connected_nodes().collect();
-            self.tell_waited_end(ctx, &all);
-            self.say_held(ctx, all);
+            self.say_held(ctx, ctx.peers.connected_nodes().collect());
         }
     }
 
@@ -420,7 +444,7 @@ impl Job {
     /// Should this be a node that was dropped, its workers have ended, and no start waits for it any more.
     pub(super) fn dropped_has_stopped(&mut self, ctx: &mut Ctx<'_>, node: NodeId, of: Digest) {
         let waits = self.dropped.get(&node).filter(|d| d.of == of);
-        let Some(told) = waits.map(|d| d.head.is_none()) else {
+        let Some(told) = waits.map(|d| d.by.is_some()) else {
             return;
         };
         self.dropped.remove(&node);
@@ -445,85 +469,82 @@ impl Job {
         if digest != self.head_digest() {
             return;
         }
-        let after = |ms: u32| ctx.now + Span::from_millis(ms.into());
-        let until = after(ms);
         let ended = self.live().is_none();
-        let named = |(n, _): &(NodeId, u32)| {
-            let waited = self.dropped.contains_key(n);
-            let here = *n == ctx.me() && self.stopped_here.is_some();
-            waited || here || self.stopped.contains(n) || ctx.peers.lost(*n) == Some(true)
-        };
-        if !ended && !self.unknown && !nodes.is_empty() && nodes.iter().all(named) {
-            // It knows no more than this agent, but perhaps for how long: each of these says when it has stopped.
-            for (node, ms) in nodes {
-                if let Some(dropped) = self.dropped.get_mut(node) {
-                    dropped.until = dropped.until.max(after(*ms));
-                }
-            }
-            if self.durable.held(ctx.now) < Span::from_millis(self.held_ms(ctx).into()) {
-                self.durable.hold(self.held_ms(ctx), ctx.now);
-                self.persist(ctx);
-            }
-            return;
-        }
-        let again = ended && self.end_told.by == Some(from);
+        // A word that replaces what this agent knew, not one more beside others.
         let unknown = std::mem::take(&mut self.unknown);
-        match unknown || again {
-            true => {
-                if ended {
-                    // It knows which of those have stopped since, but for the workers here.
-                    self.dropped.retain(|node, _| *node == ctx.me());
-                }
-                self.wait_as_told(ctx, until, nodes);
-                self.end_told.by = Some(from);
-            }
-            // Another one that was asked knows more than the one that answered first, or this agent was started again
-            // since, and knows for how long it was to wait then.
-            false if ended && (self.end_told.asked.contains_key(&from) || self.is_restored()) => {
-                self.forgotten = self.forgotten.max(Some(until));
-                if self.end_writer() == Some(from) || self.end_told.by.is_none() {
-                    self.end_told.by = Some(from);
-                }
-            }
-            // Of an agent that is away it may have seen what nobody saw here.
-            false if self.live().is_some() => self.forgotten = self.forgotten.max(Some(until)),
-            false => return,
+        let anew = unknown || ended && self.end_told.by == Some(from);
+        if unknown && ended {
+            // It knows which of those have stopped since, but for the workers here.
+            self.dropped.retain(|node, _| *node == ctx.me());
         }
+        self.wait_as_told(ctx, from, anew, ms, nodes);
+        let held = Span::from_millis(self.held_ms(ctx).into());
         // The same word takes longer on one way than on another. Nodes that pass such differences on to each other
         // would do so without end, and wait longer each time.
+        let until = ctx.now + held;
+        let differ = |at: Time| at.since(until).max(until.since(at)) >= REPEAT;
+        let over = |at: Time| at <= ctx.now && until <= ctx.now;
         let said = self.end_told.said;
-        let news = said.is_none_or(|at| at.since(until).max(until.since(at)) >= REPEAT);
-        if ended && news {
+        if ended && said.is_none_or(|at| differ(at) && !over(at)) {
             self.end_told.said = Some(until);
             self.pass_held_on(ctx, Some(from));
         }
         // A leader that restarts waits for them, too, and no longer for what was unknown.
-        let until = self.dropped.values().map(|d| d.until);
-        let until = until.chain(self.forgotten).max();
-        let held = rounded_up(until.map_or(Span::ZERO, |at| at.since(ctx.now)));
         let kept = self.durable.held(ctx.now);
-        let longer = kept < Span::from_millis(ms.into());
-        if longer || (again || unknown) && kept > Span::ZERO {
-            self.durable.hold(held, ctx.now);
+        if kept < held || anew && kept > Span::ZERO {
+            self.durable.hold(self.held_ms(ctx), ctx.now);
             self.persist(ctx);
         }
     }
 
-    /// Takes in the word of one that knows: for whom a start waits, each of which says by itself when it has stopped; or
-    /// only for how long.
-    fn wait_as_told(&mut self, ctx: &Ctx<'_>, until: Time, nodes: &[(NodeId, u32)]) {
+    /// Takes in the word of another agent: for whom a start waits, each of which says by itself when it has stopped; or
+    /// only for how long. `anew`: it replaces what was known of nodes that are not named.
+    fn wait_as_told(
+        &mut self,
+        ctx: &Ctx<'_>,
+        from: NodeId,
+        anew: bool,
+        ms: u32,
+        nodes: &[(NodeId, u32)],
+    ) {
+        let after = |ms: u32| ctx.now + Span::from_millis(ms.into());
         let of = self.head.as_ref().map(|h| h.record.parent);
-        let here = nodes.iter().any(|(node, _)| *node == ctx.me());
-        self.forgotten = (nodes.is_empty() || here).then_some(until);
-        for (node, ms) in nodes.iter().filter(|_| !here) {
-            let until = ctx.now + Span::from_millis((*ms).into());
-            let of = of.unwrap_or(Digest::ZERO);
-            let told = Dropped {
+        let of = of.filter(|_| !nodes.is_empty());
+        let until = of.is_none().then(|| after(ms)).filter(|_| ms > 0);
+        // Another one that was asked knows more than the one that answered first; an agent that was started again knows
+        // for how long it was to wait then; of an agent that is away another may have seen what nobody saw here.
+        let restored = self.before.is_none() && self.end_told.by.is_none();
+        let asked = self.end_told.asked.contains_key(&from);
+        let more = restored || asked || self.live().is_some();
+        // The same word is a moment longer by another way.
+        let longer = |until: Time, known: Time| until.since(known.max(ctx.now)) >= REPEAT;
+        let known = self.forgotten.unwrap_or(Time::ZERO);
+        if anew || more && until.is_some_and(|until| longer(until, known)) {
+            self.end_told.by = Some(from);
+        }
+        self.forgotten = match anew {
+            true => until,
+            false => self.forgotten.max(until.filter(|_| more)),
+        };
+        self.dropped.retain(|_, d| d.by != Some(from));
+        let stopped = |n: NodeId| match n == ctx.me() {
+            true => self.has_ended_here(of),
+            false => self.stopped.contains(&n) || ctx.peers.lost(n) == Some(true),
+        };
+        let waited: Vec<_> = nodes.iter().filter(|(n, _)| !stopped(*n)).collect();
+        for (node, ms) in waited {
+            let (of, until, by, head) = (of.unwrap_or(Digest::ZERO), after(*ms), Some(from), None);
+            let known = self.dropped.entry(*node);
+            let known = known.or_insert(Dropped {
                 of,
-                head: None,
+                head,
+                by,
                 until,
-            };
-            self.dropped.entry(*node).or_insert(told);
+            });
+            if longer(until, known.until) {
+                known.by = known.by.and(by);
+            }
+            known.until = known.until.max(until);
         }
     }
 
@@ -561,7 +582,7 @@ impl Job {
     }
 
     /// Where workers of a life that is over may still run, as their agents were away or cut off, and for how long; no
-    /// nodes where this agent was only told of the wait.
+    /// nodes where that is not known.
     pub fn left_running(&self, now: Time) -> Option<(Vec<NodeId>, Span)> {
         let ended = self.head.is_some() && self.live().is_none();
         let until = self.dropped.values().map(|d| d.until);

@@ -1,6 +1,5 @@
 //! Sentences for people: for whom the job waits, why, and what would help.
 
-use super::lead::Lead;
 use super::store::differs;
 use super::{Ctx, Job, REPEAT};
 use crate::budget;
@@ -58,10 +57,15 @@ impl Job {
     pub(super) fn tell_wait_to(&mut self, ctx: &Ctx<'_>, node: NodeId, status: &Status) {
         let ended = self.lead.as_ref().is_some_and(|l| l.ending.is_some());
         let waits = ended && status.stopped || status.finished && self.is_finishing(ctx);
-        // One that leaves is soon let go, unless the job waits for nodes.
-        let goes = |l: &Lead| status.leave.is_some() && l.waited.is_none();
-        let waits = waits && !self.lead.as_ref().is_some_and(goes);
-        let Some(head) = self.live().filter(|_| waits) else {
+        // One that leaves is let go, or hears of the wait as soon as there is one.
+        if waits && status.leave.is_none() {
+            self.say_wait(ctx, node);
+        }
+    }
+
+    /// Tells a member what the job waits for.
+    pub(super) fn say_wait(&mut self, ctx: &Ctx<'_>, node: NodeId) {
+        let Some(head) = self.live() else {
             return;
         };
         let wait = self.wait_of_running(ctx, head, node);

@@ -588,9 +588,7 @@ impl Job {
                 self.part_from_unreached();
             }
             for (node, _) in &a.leaving {
-                if let Some(status) = self.status_of(*node).cloned() {
-                    self.tell_wait_to(ctx, *node, &status);
-                }
+                self.say_wait(ctx, *node);
             }
             return self.wake_at(ctx.now + REPEAT, "too few nodes");
         };

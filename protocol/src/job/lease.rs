@@ -174,7 +174,8 @@ impl Job {
         if concerned {
             self.tell_voters(ctx, from);
         }
-        if self.live().is_none() {
+        // Of an end after which nobody waits those hear that ask.
+        if self.live().is_none() && (self.held_ms(ctx) > 0 || self.knew_life()) {
             self.tell_waited_end(ctx, &[from]);
             self.repeat_held(ctx, from);
         }

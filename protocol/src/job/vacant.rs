@@ -180,6 +180,7 @@ impl Job {
         };
         if self.died == Some(place.launcher) && self.said_over != before.digest {
             self.said_over = before.digest;
+            self.dropped_has_stopped(ctx, ctx.me(), before.digest);
             match self.live().is_some() {
                 true => self.old_stopped(ctx, before.digest),
                 false => self.say_ended_here(ctx, ctx.peers.connected_nodes()),
@@ -239,7 +240,7 @@ impl Job {
             Answer::Mute => vacant.mute_since.or(Some(ctx.now)),
             _ => None,
         };
-        if vacant.refused || self.local.is_none() || self.live().is_none() {
+        if vacant.refused || self.local.is_none() || !self.waits_for_place(ctx) {
             return;
         }
         let what = match guard {
