@@ -53,7 +53,7 @@ impl Agent {
                 if came {
                     job.greeted_by(from);
                 }
-                job.on_hello(ctx, from);
+                job.on_hello(ctx, from, came);
             });
         }
         for advert in adverts {

@@ -74,7 +74,7 @@ impl Job {
         if self.live().is_none() && self.durable.ended.iter().any(ended) {
             // Here the two ends are known the other way round. All have to agree, not more.
             if self.head_digest() == have && have < record.digest() {
-                self.take_up_end(ctx, record);
+                self.take_up_end(ctx, from, record);
             }
             return;
         }
@@ -84,7 +84,7 @@ impl Job {
                 && h.record.lineage() != record.lineage()
         });
         if behind && record.kind.is_terminal() && !self.durable.ended.iter().any(ended) {
-            self.take_up_end(ctx, record);
+            self.take_up_end(ctx, from, record);
             return;
         }
         self.on_decided(ctx, from, record);
@@ -93,12 +93,12 @@ impl Job {
     /// Another end of the job counts as the last one. A birth that is proposed here would be refused by all that
     /// know it, and is withdrawn. One that is bound to the birth of another hears of that end again: an answer
     /// now would be answered by the same word, without end.
-    fn take_up_end(&mut self, ctx: &mut Ctx<'_>, record: Arc<Record>) {
+    fn take_up_end(&mut self, ctx: &mut Ctx<'_>, from: NodeId, record: Arc<Record>) {
         self.withdraw_birth(ctx);
         match self.durable.bound.is_none() {
             true => {
                 self.install(ctx, record);
-                self.tell_end_held(ctx);
+                self.repeat_held(ctx, from);
             }
             // All that know that end would refuse the next one as well.
             false => self.pause_births(ctx),
@@ -231,7 +231,7 @@ impl Job {
             // Two ends of the job, and nobody here has seen both. Which counts as the later one does not
             // matter, as long as all agree.
             if head < digest {
-                self.take_up_end(ctx, record);
+                self.take_up_end(ctx, from, record);
             } else {
                 self.compare_ends(ctx, from, digest);
             }

@@ -131,7 +131,7 @@ impl Lead {
 impl Job {
     pub(super) fn on_status(&mut self, ctx: &mut Ctx<'_>, from: NodeId, status: Status) {
         if status.stopped {
-            self.dropped_has_stopped(ctx, from, status.digest);
+            self.dropped_has_stopped(ctx, from, status.digest, status.gone && status.seq == 0);
         }
         let Some(head) = self.live() else {
             // Without a number it is said by one that knows what came after.

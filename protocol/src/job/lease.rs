@@ -165,7 +165,7 @@ impl Job {
 
     /// A peer said hello: should its node take part here, its times count, and should it wait for this node, it
     /// need not.
-    pub(crate) fn on_hello(&mut self, ctx: &mut Ctx<'_>, from: NodeId) {
+    pub(crate) fn on_hello(&mut self, ctx: &mut Ctx<'_>, from: NodeId, came: bool) {
         self.say_ended_here(ctx, std::iter::once(from));
         self.repeat_stopped(ctx, from);
         let concerned = self
@@ -174,11 +174,7 @@ impl Job {
         if concerned {
             self.tell_voters(ctx, from);
         }
-        // Of an end after which nobody waits those hear that ask.
-        if self.live().is_none() && (self.held_ms(ctx) > 0 || self.knew_life()) {
-            self.tell_waited_end(ctx, &[from]);
-            self.repeat_held(ctx, from);
-        }
+        self.greet_with_wait(ctx, from, came);
         let said = ctx.peers.get(from).and_then(|p| p.hello.as_ref());
         let (Some(head), Some(said)) = (self.live(), said) else {
             return;

@@ -22,6 +22,7 @@ mod explain;
 mod gathering;
 mod given_up;
 mod hang;
+mod held;
 mod keeping;
 mod lead;
 mod lease;
@@ -294,10 +295,11 @@ pub struct Job {
     rest: BTreeSet<NodeId>,
     /// An earlier generation whose workers have ended here, from which this node was dropped: others wait for that.
     stopped_here: Option<Digest>,
-    /// As `dropped`, for whoever may have been dropped before this agent's last restart.
+    /// As `dropped`, of nodes that are not known: they were dropped in a generation that was missed here, or before this
+    /// agent's last restart.
     forgotten: Option<Time>,
-    /// The wait after the job's end, as it goes from node to node.
-    end_told: dropped::EndTold,
+    /// The words of others on the wait for nodes that may still train.
+    words: held::Words,
     /// The leases that the voters had acknowledged when they accepted what this agent decides now.
     leases_ended: Option<BTreeMap<NodeId, Time>>,
     /// Nobody has told for whom a start waits: the generation before the head is not known here, or another agent had
@@ -384,7 +386,7 @@ impl Job {
             rest: BTreeSet::new(),
             stopped_here: None,
             forgotten: None,
-            end_told: dropped::EndTold::default(),
+            words: held::Words::default(),
             leases_ended: None,
             unknown: false,
             decides: None,

@@ -9,7 +9,7 @@ impl Job {
     /// The launcher has ended the workers of the generation before: the leader of this one times the phase by it, and
     /// a start may wait for it.
     pub(super) fn old_stopped(&mut self, ctx: &mut Ctx<'_>, digest: Digest) {
-        self.dropped_has_stopped(ctx, ctx.me(), digest);
+        self.dropped_has_stopped(ctx, ctx.me(), digest, false);
         let began = self.local.as_ref().and_then(|l| l.reg.began.as_ref());
         let left = self.before.as_ref().filter(|b| b.digest == digest);
         let mut stopped_here = None;

@@ -180,7 +180,7 @@ impl Job {
         };
         if self.died == Some(place.launcher) && self.said_over != before.digest {
             self.said_over = before.digest;
-            self.dropped_has_stopped(ctx, ctx.me(), before.digest);
+            self.dropped_has_stopped(ctx, ctx.me(), before.digest, true);
             match self.live().is_some() {
                 true => self.old_stopped(ctx, before.digest),
                 false => self.say_ended_here(ctx, ctx.peers.connected_nodes()),

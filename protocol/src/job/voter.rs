@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::dropped::EndTold;
 use super::{Ctx, Job};
 use crate::agent::Config;
 use crate::ids::{Digest, NodeId};
@@ -145,7 +144,7 @@ impl Job {
         // For whom a start after an end waits may not have been known either: without a stored wait others are asked.
         let ended = self.head.is_some() && self.live().is_none();
         self.unknown |= ended && self.forgotten.is_none();
-        self.end_told = EndTold::since(ctx.now);
+        self.words.since(ctx.now);
     }
 
     /// The voters change: a member's lease may rest on any that voted before, as late as now, and this voter may be

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use super::dropped::Dropped;
 use super::{Ctx, Job};
 use crate::ids::{Digest, NodeId};
 use crate::membership::Guard;
@@ -54,17 +53,16 @@ impl Job {
     /// Of those that were dropped, and of the voters on which these may count, it has to be seen whether they are
     /// dead, or their agents away.
     fn watch_dropped(&self, out: &mut BTreeMap<NodeId, (Guard, bool)>) {
-        let known = |(node, d): (&NodeId, &Dropped)| Some((*node, d.head.clone()?));
-        for (node, head) in self.dropped.iter().filter_map(known) {
-            let of = &head.record;
+        for (node, dropped) in &self.dropped {
+            let of = &dropped.of.record;
             let by_members = of.arbiter == Arbiter::Members;
             let voters = of.members.iter().take(crate::record::MAX_VOTERS);
             let voters = voters.filter(|_| by_members);
-            for m in voters.chain(of.member(node)) {
+            for m in voters.chain(of.member(*node)) {
                 let guard = Some((m.guard, m.launcher));
                 let watched = out.entry(m.node).or_insert((guard, false));
                 // One that is a witness now has a launcher as well; of one that was dropped the old one counts.
-                if watched.0.is_none() || m.node == node {
+                if watched.0.is_none() || m.node == *node {
                     watched.0 = guard;
                 }
             }
