@@ -184,6 +184,16 @@ impl Peers {
         })
     }
 
+    /// The last words of agents that were heard since then, are not connected, and did not say goodbye.
+    pub fn last_adverts(&self, since: Time) -> impl Iterator<Item = (NodeId, &Advert)> {
+        let gone = move |p: &Peer| !p.connected && p.leaving.is_none() && p.seen >= since;
+        let peers = self.map.iter().filter(move |(_, p)| gone(p));
+        peers.flat_map(|(node, p)| {
+            let jobs = p.hello.iter().flat_map(|hello| &hello.jobs);
+            jobs.map(|advert| (*node, advert))
+        })
+    }
+
     /// The longest times that any agent keeps of which this one has heard.
     pub fn timeouts(&self) -> Timeouts {
         let hellos = self.map.values().filter_map(|p| p.hello.as_ref());

@@ -340,7 +340,11 @@ fn after_other_lives(seed: u64) -> Setup {
 #[test]
 fn a_life_does_not_begin_beside_workers_whatever_lives_there_were_before() {
     let mut wrong = Vec::new();
-    for seed in 0..(std::env::var("N").ok().and_then(|n| n.parse().ok()).unwrap_or(400u64)) {
+    for seed in 0..(std::env::var("N")
+        .ok()
+        .and_then(|n| n.parse().ok())
+        .unwrap_or(400u64))
+    {
         let setup = after_other_lives(seed);
         // The workers end with their agent's grace.
         let until = setup.heal_at - 15 * SEC;

@@ -297,8 +297,11 @@ impl Node {
         let waiting = job.waiting();
         // A launcher that waits for the next life of a job has nothing of the one that is over.
         // Nor has an agent that only hears of others, where these begin it, or train.
-        let begins = !job.is_live() && (!waiting.is_empty() || job.has_next(self.core.peers()));
-        let mut row = match job.head().filter(|_| !begins) {
+        let peers = self.core.peers();
+        let begins = !job.is_live() && (!waiting.is_empty() || job.has_next(peers));
+        // What came after it may go on where no agent is there.
+        let ran = !begins && !job.ran_elsewhere(peers, clock::now()).is_empty();
+        let mut row = match job.head().filter(|_| !begins && !ran) {
             Some((record, digest)) => {
                 let mut row = history::record_json(record, self.names());
                 row["digest"] = json!(digest.hex());
@@ -322,7 +325,9 @@ impl Node {
                 row
             }
             // A person has ended it from here.
-            None if job.cancelling() == Some(CancelStage::Over) => json!({ "kind": "cancelled" }),
+            None if job.cancelling() == Some(CancelStage::Over) && !begins && !ran => {
+                json!({ "kind": "cancelled" })
+            }
             None if job.launcher().is_none() && !job.gathers() && !begins => {
                 json!({ "kind": "elsewhere" })
             }

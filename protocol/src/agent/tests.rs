@@ -16,6 +16,7 @@ mod told;
 mod unresponsive;
 mod voters;
 mod votes;
+mod words;
 
 use super::scripted::{Scripted, node};
 use crate::ids::{Boot, Digest};

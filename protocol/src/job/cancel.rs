@@ -132,7 +132,9 @@ impl Job {
         let launcher = self.launcher_meant(given);
         if lives.is_empty() && doors.is_empty() && launcher.is_none() && !self.is_gathering() {
             let id = &self.key.id;
+            let gone = self.ran_elsewhere(ctx.peers.all, ctx.now);
             return Err(match &self.head {
+                _ if !gone.is_empty() => self.do_not_answer(ctx, &gone),
                 Some(_) if self.live().is_some() => {
                     format!("job {id} was started again after this order was given")
                 }

@@ -132,7 +132,10 @@ impl Job {
 
     /// Asks the leader, again and again until it is over.
     pub(super) fn drive_asked(&mut self, ctx: &mut Ctx<'_>) {
-        let Some(head) = self.live() else { return };
+        let Some(head) = self.live() else {
+            // This node has left its group for another one.
+            return self.checkpoint_ends();
+        };
         let digest = head.digest;
         let leader = self.acting_leader(ctx, &head.record.clone());
         let trains = self.trains();

@@ -10,7 +10,7 @@ use crate::ids::{Digest, NodeId};
 use crate::peers::{Peers, View};
 use crate::record::{Arbiter, Member, Record};
 use crate::time::{Span, Time};
-use crate::wire::{Advert, Status};
+use crate::wire::{Advert, MAX_LIST, Status};
 
 /// How long a job without launchers is kept while some member may only be cut off.
 const UNSURE: Span = Span::from_secs(24 * 3_600);
@@ -58,11 +58,26 @@ impl Job {
 
     /// The word of others on a generation that runs after all that is known here.
     pub fn runs_elsewhere<'a>(&'a self, peers: &'a Peers) -> Option<&'a Advert> {
+        let mut told = self.adverts(peers);
+        told.find_map(|(_, a)| self.is_next(a).then_some(a))
+    }
+
+    /// Whether an agent speaks of a generation that runs after all that is known here.
+    fn is_next(&self, a: &Advert) -> bool {
         let here = self.head.as_ref().map(Head::lineage);
-        let next =
-            |a: &Advert| a.belongs && !self.durable.has_ended(a.lineage) && here != Some(a.lineage);
-        let mut told = self.adverts(peers).filter(|_| self.live().is_none());
-        told.find_map(|(_, a)| next(a).then_some(a))
+        let over = self.durable.has_ended(a.lineage) || here == Some(a.lineage);
+        let over = over || self.durable.superseded(a.lineage, a.number).is_some();
+        self.live().is_none() && a.belongs && !over
+    }
+
+    /// The nodes on which a generation ran after all that is known here, as their agents said before they were gone
+    /// without a word: their launchers may go on.
+    pub fn ran_elsewhere(&self, peers: &Peers, now: Time) -> Vec<NodeId> {
+        let most = peers.timeouts().max(self.durable.timeouts);
+        let since = now - Span(most.agent_grace.0.saturating_add(most.suspect_after.0));
+        let told = peers.last_adverts(since);
+        let told = told.filter(|(_, a)| a.key == self.key && self.is_next(a));
+        told.map(|(node, _)| node).take(MAX_LIST).collect()
     }
 
     /// The adverts of this job by connected agents.

@@ -109,6 +109,23 @@ impl Words {
         (named.map(|(n, _)| *n).collect(), until)
     }
 
+    /// One more word of an agent, beside those before.
+    fn add(&mut self, teller: NodeId, word: Word) {
+        let Some(before) = self.newest.get_mut(&teller) else {
+            self.newest.insert(teller, word);
+            return;
+        };
+        let named = !(before.nodes.is_empty() || word.nodes.is_empty());
+        before.until = before.until.max(word.until);
+        for (node, until) in word.nodes {
+            let known = before.nodes.entry(node).or_insert(until);
+            *known = until.max(*known);
+        }
+        if !named {
+            before.nodes.clear();
+        }
+    }
+
     /// A node says that its workers have ended. Whether somebody waits for it.
     fn has_stopped(&mut self, node: NodeId) -> bool {
         let waited = self.newest.values().any(|w| w.nodes.contains_key(&node));
@@ -340,17 +357,25 @@ impl Job {
         let most = Span(most.agent_grace.0.saturating_add(most.suspect_after.0));
         let after = |ms: u32| ctx.now + Span::from_millis(ms.into()).min(most);
         let nodes: BTreeMap<NodeId, Time> = nodes.iter().map(|(n, ms)| (*n, after(*ms))).collect();
+        let until = nodes.values().copied().max().unwrap_or(after(ms));
+        let word = Word { until, nodes };
+        if self.live().is_some() {
+            // What was said of those that a generation dropped holds until they have stopped.
+            if ms > 0 {
+                self.words.add(from, word);
+            }
+            return;
+        }
         let before = self.words.newest.remove(&from);
-        let before = before.filter(|_| ms == 0 || !nodes.is_empty());
+        let before = before.filter(|_| ms == 0 || !word.nodes.is_empty());
         for (node, until) in before.into_iter().flat_map(|w| w.nodes) {
             // It waited for it, and does so no more before that time is over.
-            if ctx.now + REPEAT < until && !nodes.contains_key(&node) {
+            if ctx.now + REPEAT < until && !word.nodes.contains_key(&node) {
                 self.words.stopped.insert(node);
             }
         }
         if ms > 0 {
-            let until = nodes.values().copied().max().unwrap_or(after(ms));
-            self.words.newest.insert(from, Word { until, nodes });
+            self.words.newest.insert(from, word);
         }
     }
 

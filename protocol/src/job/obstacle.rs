@@ -103,12 +103,16 @@ impl Job {
     }
 
     pub(super) fn unreached(&self, ctx: &Ctx<'_>, gone: &[NodeId]) -> Obstacle {
+        Obstacle::Silent(self.do_not_answer(ctx, gone))
+    }
+
+    pub(super) fn do_not_answer(&self, ctx: &Ctx<'_>, gone: &[NodeId]) -> String {
         let id = &self.key.id;
-        Obstacle::Silent(format!(
+        format!(
             "the agents of job {id} on {} do not answer: they are gone, stopped or cut off from this node. Start them \
              again (a stopped one: `kill -CONT`), or say `muster cancel {id}` on another node of the job",
             ctx.names(gone)
-        ))
+        )
     }
 
     /// Those that decide on this generation, and may only be cut off from here.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::super::scripted::{
     Scripted, by_store, config, key, member, next, node, record, registers,
 };
-use super::super::{ConnId, Event};
+use super::super::{ConnId, Error, Event};
 use super::members::trains;
 use super::told::ticket;
 use crate::ids::{Digest, NodeId};
@@ -624,4 +624,41 @@ fn an_order_waits_for_no_leader_that_says_nothing() {
             other => panic!("{other:?}"),
         }
     }
+}
+
+/// Agent 3 knows how a job ended, and that it was started again on nodes 1 and 2. Their agents are gone without a word, and
+/// their launchers may go on: the order is refused, as nobody is there to ask, and the job is not taken for over.
+#[test]
+fn an_order_is_no_success_where_the_agents_of_the_next_life_are_gone() {
+    let over = end_of(&record(2, 2));
+    let runs = Record {
+        birth: Digest::ZERO,
+        parent: over.digest(),
+        ..record(2, 1)
+    };
+    let mut s = Scripted::new(config(3, 2), Vec::new());
+    (1..3).for_each(|i| s.peer(i));
+    let record = Arc::new(over);
+    s.hears(1, JobMessage::Decided { record });
+    (1..3).for_each(|i| s.says_hello(i, vec![lives(&runs)]));
+    let ran = |s: &Scripted| {
+        let job = s.agent.job(&key("j")).unwrap();
+        job.ran_elsewhere(s.agent.peers(), s.now)
+    };
+    assert_eq!(ran(&s), []);
+    for i in [1, 2] {
+        s.on(Event::Disconnected { node: node(i) });
+    }
+    assert_eq!(ran(&s), [node(1), node(2)]);
+    let (job, given) = ("j".into(), s.now);
+    let order = Event::Launcher {
+        conn: ConnId(9),
+        owner: "0".into(),
+        frame: ToAgent::Command(Command::Cancel { job, given }),
+    };
+    let answer = s.agent.handle(order, s.now);
+    assert!(matches!(answer, Err(Error::Refused(_))));
+    // Once their launchers must have ended, the end that is known counts again.
+    s.pass(Span::from_secs(40));
+    assert_eq!(ran(&s), []);
 }

@@ -1,0 +1,100 @@
+//! Words of other agents on how long a start waits after an end: which of them counts, and what is passed on.
+
+use std::sync::Arc;
+
+use super::super::scripted::{Scripted, config, key, next, node, record};
+use crate::ids::{Digest, NodeId};
+use crate::record::{Kind, Record};
+use crate::time::Span;
+use crate::wire::JobMessage;
+
+/// An agent without a part hears of the end of a job, from agent 1.
+fn hears_of_end() -> (Scripted, Digest) {
+    let last = record(3, 2);
+    let end = Record {
+        kind: Kind::End { cancelled: true },
+        members: Vec::new(),
+        ..next(&last, 1)
+    };
+    let mut s = Scripted::new(config(9, 2), Vec::new());
+    (1..5).for_each(|i| s.peer(i));
+    let digest = end.digest();
+    let record = Arc::new(end);
+    s.hears(1, JobMessage::Decided { record });
+    (s, digest)
+}
+
+/// Agent `from` says for how many seconds a start waits for node 0; for nobody that it names where not `named`.
+fn says(s: &mut Scripted, from: usize, digest: Digest, seconds: u32, named: bool) {
+    let ms = seconds * 1_000;
+    let nodes = if named { vec![(node(0), ms)] } else { vec![] };
+    s.hears(from, JobMessage::Held { digest, ms, nodes });
+}
+
+/// For how many seconds a start waits, rounded up, and for whom.
+fn waits(s: &Scripted) -> Option<(Vec<NodeId>, u64)> {
+    let job = s.agent.job(&key("j")).unwrap();
+    let (nodes, left) = job.left_running(s.now)?;
+    Some((nodes, left.as_millis().div_ceil(1_000)))
+}
+
+#[test]
+fn the_longest_word_counts_until_its_teller_takes_it_back() {
+    let (mut s, end) = hears_of_end();
+    says(&mut s, 1, end, 2, true);
+    says(&mut s, 2, end, 9, true);
+    assert_eq!(waits(&s), Some((vec![node(0)], 9)));
+    // That one was started again, and does not know any more for whom.
+    says(&mut s, 2, end, 8, false);
+    assert_eq!(waits(&s), Some((vec![node(0)], 8)));
+    says(&mut s, 2, end, 0, false);
+    assert_eq!(waits(&s), Some((vec![node(0)], 2)));
+    says(&mut s, 1, end, 0, false);
+    assert_eq!(waits(&s), None);
+}
+
+#[test]
+fn a_word_that_was_taken_back_is_not_believed_again_from_another() {
+    let (mut s, end) = hears_of_end();
+    says(&mut s, 1, end, 9, true);
+    says(&mut s, 1, end, 0, false);
+    says(&mut s, 2, end, 9, true);
+    assert_eq!(waits(&s), None);
+}
+
+#[test]
+fn a_word_counts_for_no_longer_than_workers_can_go_on() {
+    let (mut s, end) = hears_of_end();
+    let digest = end;
+    let nodes = vec![(node(0), u32::MAX)];
+    let ms = u32::MAX;
+    s.hears(1, JobMessage::Held { digest, ms, nodes });
+    let most = config(9, 2);
+    let most = Span(most.agent_grace.0 + most.suspect_after.0);
+    let seconds = waits(&s).map(|(_, seconds)| seconds);
+    assert_eq!(seconds, Some(most.as_millis().div_ceil(1_000)));
+}
+
+/// Those that heard of the end from here hear the word of the first teller, and not those of others: these would go round.
+#[test]
+fn one_word_goes_on_and_not_back() {
+    let (mut s, end) = hears_of_end();
+    says(&mut s, 1, end, 9, true);
+    s.hears(3, JobMessage::Ask { have: end });
+    let told = |s: &mut Scripted, to: usize| {
+        let sent = std::mem::take(&mut s.sent).into_iter();
+        let held = sent.filter_map(|(peer, body)| match body {
+            JobMessage::Held { ms, .. } if peer == node(to) => Some((ms + 500) / 1_000),
+            _ => None,
+        });
+        held.collect::<Vec<_>>()
+    };
+    assert_eq!(told(&mut s, 3), [9]);
+    says(&mut s, 2, end, 11, true);
+    assert!(told(&mut s, 3).is_empty());
+    says(&mut s, 1, end, 0, false);
+    assert_eq!(told(&mut s, 3), [0]);
+    s.hears(1, JobMessage::Ask { have: end });
+    says(&mut s, 4, end, 5, false);
+    assert_eq!(told(&mut s, 1), [0]);
+}
