@@ -361,3 +361,51 @@ fn a_life_does_not_begin_beside_workers_whatever_lives_there_were_before() {
     let (count, first) = (wrong.len(), wrong.first());
     assert_eq!(count, 0, "{first:?}");
 }
+
+/// The agent of one of the nodes that start the next life was started again meanwhile, or stood still.
+#[test]
+fn a_life_begins_soon_though_agents_of_its_nodes_were_away() {
+    let mut wrong = Vec::new();
+    for (seed, store) in (0..24).map(|i| (i, i % 2 == 0)) {
+        let of_place = |(members, new): ([usize; 2], [usize; 2])| {
+            let [first, second] = members;
+            [(members, new), ([second, first], new)]
+        };
+        for (members, new) in PLACES.into_iter().flat_map(of_place) {
+            let again = 5 * SEC + seed % 10 * 300 * MS;
+            let case = Case {
+                seed,
+                store,
+                members,
+                new,
+                again,
+            };
+            let for_ns = 8 * SEC;
+            let crash = Fault::AgentCrash {
+                node: new[0],
+                effects: 0,
+                torn: Torn::Between,
+                down: for_ns,
+                new_disk: false,
+            };
+            let pause = Fault::AgentPause {
+                node: new[1],
+                for_ns,
+            };
+            for away in [vec![crash.clone()], vec![pause.clone()], vec![crash, pause]] {
+                let mut setup = case.setup(Flaws::default());
+                let at = STOPPED - SEC + seed % 7 * 200 * MS;
+                setup.faults.extend(away.into_iter().map(|f| (at, f)));
+                setup.faults.sort_by_key(|(at, _)| *at);
+                let mut conductor = Conductor::new(setup);
+                conductor.relaunches = false;
+                let went = conductor.run_until(BEGUN + 2 * SEC);
+                if went != Ok(()) || !case.begun(&conductor) {
+                    wrong.push((case, went));
+                }
+            }
+        }
+    }
+    let (count, first) = (wrong.len(), wrong.first());
+    assert_eq!(count, 0, "{first:?}");
+}

@@ -28,12 +28,12 @@ impl Job {
         let ended = |h: &Head| h.record.kind.is_terminal();
         if record.kind.is_terminal() && self.before.as_ref().is_some_and(ended) {
             // Another end counts as the last one. Those that were waited for may train all the same, and so may others.
+            self.words.of_head(record, &self.stopped, ctx.now);
             self.stopped.clear();
             self.unknown |= self.held_until(ctx).is_none();
-            self.words.of_head(record, ctx.now);
             return;
         }
-        self.words.of_head(record, ctx.now);
+        self.words.of_head(record, &self.stopped, ctx.now);
         // What was missed stays unknown until somebody tells who knows it.
         self.unknown &= self.forgotten.is_some_and(|at| ctx.now < at);
         self.dropped.retain(|node, _| !record.has(*node));

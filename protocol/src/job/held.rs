@@ -50,11 +50,12 @@ impl Word {
 }
 
 impl Words {
-    /// Another head: what was said of nodes that are no members holds on.
-    pub(super) fn of_head(&mut self, record: &Record, now: Time) {
+    /// Another head: what was said of nodes that are no members, and have not `stopped`, holds on.
+    pub(super) fn of_head(&mut self, record: &Record, stopped: &BTreeSet<NodeId>, now: Time) {
         let mut newest = std::mem::take(&mut self.newest);
+        let over = |n: &NodeId| self.stopped.contains(n) || stopped.contains(n) || record.has(*n);
         for word in newest.values_mut().filter(|w| !w.nodes.is_empty()) {
-            word.nodes.retain(|n, _| !record.has(*n));
+            word.nodes.retain(|n, _| !over(n));
             word.until = word.nodes.values().copied().max().unwrap_or(Time::ZERO);
         }
         newest.retain(|_, w| now < w.until);

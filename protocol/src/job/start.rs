@@ -190,8 +190,10 @@ impl Job {
             return self.wake_at(due, "a start that waits");
         }
         lead.start.wait_told = true;
-        let dropped = self.waited_for(ctx).map(|(node, _)| node);
-        let nodes: Vec<NodeId> = dropped.chain(silent.iter().map(|(n, _)| *n)).collect();
+        let (told, _) = self.words.left(ctx.now);
+        let known = self.waited_for(ctx).map(|(node, _)| node).chain(told);
+        let nodes: BTreeSet<NodeId> = known.chain(silent.iter().map(|(n, _)| *n)).collect();
+        let nodes = Vec::from_iter(nodes);
         let whose = match nodes.is_empty() {
             true => "workers of the generation before may still run on a node that is".to_owned(),
             false => format!(
