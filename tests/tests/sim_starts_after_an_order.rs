@@ -20,6 +20,17 @@ const BEGUN: u64 = STOPPED + FOR + 4 * SEC;
 const PLACES: [([usize; 2], [usize; 2]); 3] =
     [([0, 1], [3, 4]), ([3, 4], [0, 1]), ([1, 4], [0, 3])];
 
+/// The agent of a node is killed, for so long.
+fn killed(node: usize, down: u64) -> Fault {
+    Fault::AgentCrash {
+        node,
+        effects: 0,
+        torn: Torn::Between,
+        down,
+        new_disk: false,
+    }
+}
+
 /// One start of the next life.
 #[derive(Clone, Copy, Debug)]
 struct Case {
@@ -151,13 +162,7 @@ impl Gone {
     }
 
     fn setup(&self, flaws: Flaws) -> Setup {
-        let crash = |node| Fault::AgentCrash {
-            node,
-            effects: 0,
-            torn: Torn::Between,
-            down: 300 * SEC,
-            new_disk: false,
-        };
+        let crash = |node| killed(node, 300 * SEC);
         let [first, second, killed] = self.members;
         let comes = self.left() + 200 * MS;
         let mut faults = vec![
@@ -299,15 +304,9 @@ fn after_other_lives(seed: u64) -> Setup {
             at += 40 * SEC;
             continue;
         }
-        let crash = |node| Fault::AgentCrash {
-            node,
-            effects: 0,
-            torn: Torn::Between,
-            down: 300 * SEC,
-            new_disk: false,
-        };
-        let killed = ends - rng.between(MS, 4 * SEC);
-        faults.push((killed, crash(away)));
+        let crash = |node| killed(node, 300 * SEC);
+        let fault = ends - rng.between(MS, 4 * SEC);
+        faults.push((fault, crash(away)));
         let left = ends + 4 * SEC;
         for node in &members[..members.len() - 1] {
             faults.push((left, crash(*node)));
@@ -316,7 +315,7 @@ fn after_other_lives(seed: u64) -> Setup {
             let again = left + rng.between(MS, SEC);
             faults.push((again, Fault::LateJoin { node: *node }));
         }
-        at = killed;
+        at = fault;
     }
     faults.sort_by_key(|(at, _)| *at);
     let spec = JobSpec {
@@ -340,11 +339,7 @@ fn after_other_lives(seed: u64) -> Setup {
 #[test]
 fn a_life_does_not_begin_beside_workers_whatever_lives_there_were_before() {
     let mut wrong = Vec::new();
-    for seed in 0..(std::env::var("N")
-        .ok()
-        .and_then(|n| n.parse().ok())
-        .unwrap_or(400u64))
-    {
+    for seed in 0..400 {
         let setup = after_other_lives(seed);
         // The workers end with their agent's grace.
         let until = setup.heal_at - 15 * SEC;
@@ -381,13 +376,7 @@ fn a_life_begins_soon_though_agents_of_its_nodes_were_away() {
                 again,
             };
             let for_ns = 8 * SEC;
-            let crash = Fault::AgentCrash {
-                node: new[0],
-                effects: 0,
-                torn: Torn::Between,
-                down: for_ns,
-                new_disk: false,
-            };
+            let crash = killed(new[0], for_ns);
             let pause = Fault::AgentPause {
                 node: new[1],
                 for_ns,

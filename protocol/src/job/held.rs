@@ -13,7 +13,7 @@ use crate::wire::{JobMessage, MAX_LIST};
 /// Most agents that are asked for how long a start waits after an end.
 const MOST_ASKED: usize = 8;
 
-/// What other agents have said of the wait for nodes that may still train, and what went on from here.
+/// The words of other agents on the wait for nodes that may still train, and how far they went on from here.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Words {
     /// The newest of each agent: it replaces the ones before.
@@ -135,8 +135,7 @@ impl Words {
 }
 
 impl Job {
-    /// Until when a start waits by the words of others, and for whom where the word says so: of all that spoke, or of
-    /// the one whose word goes on from here.
+    /// Until when a start waits by the words of others: of all that spoke, or of this one.
     pub(super) fn told_until(&self, ctx: &Ctx<'_>, of: Option<NodeId>) -> Option<Time> {
         let words = self.words.newest.iter();
         let words = words.filter(|(teller, _)| of.is_none_or(|of| of == **teller));
@@ -162,8 +161,8 @@ impl Job {
         self.persist(ctx);
     }
 
-    /// Which word on the wait goes to an agent: what this one knows by itself, and the word that goes on from here, but
-    /// not to where it came from. None where that alone is to be said.
+    /// The word on the wait that goes to an agent: the waits that this one knows by itself, and the word that goes on from
+    /// here, but not to where it came from. None where that alone is to be said.
     fn word_to(&self, ctx: &Ctx<'_>, to: NodeId) -> Option<(u32, Vec<(NodeId, u32)>)> {
         let own = self.own_wait(ctx);
         let first = self
