@@ -296,20 +296,22 @@ impl Job {
             && tickets.all(|h| differs(&h.ticket, record))
     }
 
-    /// Whether a launcher of the generation is known to live, or one waits that would go on with it.
+    /// Whether a launcher of the generation is known to stay, or one waits that would go on with it.
     pub(super) fn is_taken_part_in(&self, ctx: &Ctx<'_>, record: &Record) -> bool {
         let mut tickets = self.gathering.tickets.values();
-        self.any_member_lives(ctx, record) || tickets.any(|h| !differs(&h.ticket, record))
+        self.any_member_stays(ctx, record) || tickets.any(|h| !differs(&h.ticket, record))
     }
 
-    /// Whether a launcher of the generation is known to live.
-    pub(super) fn any_member_lives(&self, ctx: &Ctx<'_>, record: &Record) -> bool {
-        let lives = |m: &Member| {
+    /// Whether a launcher of the generation is known to live, and not to leave it.
+    pub(super) fn any_member_stays(&self, ctx: &Ctx<'_>, record: &Record) -> bool {
+        let stays = |m: &Member| {
             let status = self.status_of(m.node);
-            let there = status.is_some_and(|s| !s.gone);
+            let there = status.is_some_and(|s| !s.gone && s.leave.is_none());
+            // One whose agent is silent may have gone since.
+            let there = there && ctx.peers.unwell(m.node).is_none();
             there && !self.is_lost(ctx, m) && !self.replaced(m)
         };
-        record.members.iter().any(lives)
+        record.members.iter().any(stays)
     }
 
     /// Until when workers of a job without launchers may still train, where the launcher of this node waits to

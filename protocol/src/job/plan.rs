@@ -476,9 +476,9 @@ impl Job {
         let nobody = a.survivors.is_empty() && a.cut.is_empty() && a.left_out.is_empty();
         let all_leave = nobody && !a.leaving.is_empty();
         let given_up = self.is_given_up(ctx, record);
-        // A launcher that came when those who took part were gone does not share their end: it may have been voted on
-        // before.
-        let gone = !self.any_member_lives(ctx, record);
+        // A launcher that came when those who took part were gone, or left, does not share their end: it may have been
+        // voted on before.
+        let gone = !self.any_member_stays(ctx, record);
         match a.cancel || fails || finishes || all_leave || given_up {
             true => Joining::Ends(head.lineage()),
             false if gone => Joining::Unclear,
