@@ -17,6 +17,8 @@ pub(super) struct Dropped {
     pub(super) of: Arc<Head>,
     /// Until when it may still train (R16).
     until: Time,
+    /// This agent may have heard late of the generation without both. The word of a member there replaces that time.
+    estimated: bool,
 }
 
 impl Job {
@@ -58,8 +60,12 @@ impl Job {
             let local = self.local.as_ref();
             let runs = local.is_some_and(|l| !l.ended && l.running.is_some());
             if let Some(of) = before.filter(|_| runs) {
-                let (of, until) = (Arc::new(of), ctx.now + self.timeouts(ctx).suspect_after);
-                self.dropped.insert(ctx.me(), Dropped { of, until });
+                let own = Dropped {
+                    of: Arc::new(of),
+                    until: ctx.now + self.timeouts(ctx).suspect_after,
+                    estimated: false,
+                };
+                self.dropped.insert(ctx.me(), own);
             }
             self.stopped.clear();
             self.unknown = true;
@@ -117,9 +123,13 @@ impl Job {
             // The launcher that went on without its agent may not have found the one that came in its place.
             let alone = ctx.peers.alone_at(node).map(|at| at + times.agent_grace);
             let alone = alone.filter(|_| Self::is_back_anew(ctx, before, node));
-            let (of, until) = (of.clone(), until.max(alone).unwrap_or(ctx.now));
+            let dropped = Dropped {
+                of: of.clone(),
+                until: until.max(alone).unwrap_or(ctx.now),
+                estimated: !(decides || record.has(ctx.me())) && alone.is_none(),
+            };
             self.stopped.remove(&node);
-            self.dropped.insert(node, Dropped { of, until });
+            self.dropped.insert(node, dropped);
         }
         self.lengthen_waits(ctx);
     }
@@ -180,10 +190,24 @@ impl Job {
                 false => Some(ctx.now),
             };
             if let Some(until) = since.map(|at| at + grace) {
-                let of = of.clone();
-                self.dropped.insert(m.node, Dropped { of, until });
+                let dropped = Dropped {
+                    of: of.clone(),
+                    until,
+                    estimated: false,
+                };
+                self.dropped.insert(m.node, dropped);
             }
         }
+    }
+
+    /// Another agent says for whom a start of the head waits. Whether it is a member, whose word replaces what was
+    /// estimated here.
+    pub(super) fn forget_estimates(&mut self, ctx: &Ctx<'_>, teller: NodeId) -> bool {
+        let member = self.live().is_some_and(|head| head.record.has(teller));
+        let before = self.dropped.len();
+        self.dropped
+            .retain(|node, d| !(member && d.estimated) || *node == ctx.me());
+        self.dropped.len() < before
     }
 
     /// Whether the agent of this member is there with another state directory.
@@ -242,7 +266,10 @@ impl Job {
             if let Some(since) = since.max(away(*node).or_else(|| silent(*node))) {
                 let until = since + grace;
                 longer |= until > dropped.until + ctx.cfg.suspect_after;
-                dropped.until = until.max(dropped.until);
+                if until > dropped.until {
+                    // This is what this agent saw.
+                    (dropped.until, dropped.estimated) = (until, false);
+                }
             }
         }
         // An agent that was started anew since knows neither whom it dropped nor who voted then: of its voters, most

@@ -333,12 +333,13 @@ impl Job {
                 self.dropped.retain(|node, _| *node == ctx.me());
             }
         }
+        let replaces = self.forget_estimates(ctx, from);
         if unknown || ended && self.words.first == Some(from) {
             // For whom this agent once did not know that one knows.
             self.forgotten = None;
         }
         let first = self.words.first.is_none() && ms > 0;
-        if unknown || first || self.end_writer() == Some(from) {
+        if unknown || first || replaces || self.end_writer() == Some(from) {
             self.words.first = Some(from);
         }
         self.take_word(ctx, from, ms, nodes);

@@ -227,11 +227,19 @@ impl Conductor {
         self.after(0, Item::Do(step));
     }
 
+    /// Has this fault befall it now.
+    pub fn befall_now(&mut self, fault: Fault) {
+        self.after(0, Item::Fault(fault));
+    }
+
     /// Runs until it is later than this; or to the end, as [`run`](Self::run) does.
     pub fn run_until(&mut self, until: u64) -> Result<(), Violation> {
         while !self.done {
             let first = self.queue.first_entry();
             let Some(first) = first.filter(|first| first.key().0 <= until) else {
+                if until < u64::MAX {
+                    (self.now, self.world.now) = (until, until);
+                }
                 return Ok(());
             };
             let ((at, _), item) = first.remove_entry();

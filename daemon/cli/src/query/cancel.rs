@@ -13,6 +13,7 @@ use muster_store::Location;
 use serde_json::{Value, json};
 
 use super::client::{Client, Unanswered, rows_of};
+use super::lists::left_text;
 use super::orders::{POLL, SAY_AFTER, ms, wait};
 use super::output::{Failure, clean, field, flag, put, put_json};
 use crate::kept::Ledger;
@@ -67,7 +68,13 @@ pub(super) async fn main(args: &CancelArgs) -> Result<(), Failure> {
     }
     let job = clean(&args.job);
     let text = match waited {
-        Some(time) => format!("{job} is over, after {}\n{}", ms(time), left_text(left)),
+        Some(time) => {
+            let mut left = left_text(left);
+            if !left.is_empty() {
+                left.push('\n');
+            }
+            format!("{job} is over, after {}\n{left}", ms(time))
+        }
         None => {
             format!("{job} stops; `muster events {job} --follow` shows how, --wait waits for it\n")
         }
@@ -79,23 +86,6 @@ pub(super) async fn main(args: &CancelArgs) -> Result<(), Failure> {
 fn left_running<'a>(jobs: &'a Value, job: &'a str) -> &'a Value {
     let mut left = rows_of(jobs, job).map(|row| &row["left_running"]);
     left.find(|left| left.is_object()).unwrap_or(&Value::Null)
-}
-
-fn left_text(left: &Value) -> String {
-    let Some(most) = left["ms"].as_u64().map(Duration::from_millis) else {
-        return String::new();
-    };
-    let nodes = left["nodes"].as_array().into_iter().flatten();
-    let names: Vec<String> = nodes.filter_map(Value::as_str).take(8).map(clean).collect();
-    let on = match &names[..] {
-        [] => "nodes whose agents are not there".to_owned(),
-        [name] => format!("{name}, whose agent is not there"),
-        names => format!("{}, whose agents are not there", names.join(", ")),
-    };
-    format!(
-        "workers of it may run for {} yet on {on}: they end by themselves, and the job starts again after that\n",
-        ms(most)
-    )
 }
 
 /// How the agent's order stands.

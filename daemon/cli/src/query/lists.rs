@@ -1,12 +1,14 @@
 //! `muster status`, `nodes` and `jobs`.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use muster_protocol::local::Query;
 use serde_json::Value;
 
 use super::Common;
 use super::client::Client;
+use super::orders::ms;
 use super::output::{
     Cell, Failure, Style, Table, Tone, age, clean, duration_ms, field, flag, gib, list,
     member_count, pairs, put, put_json, short,
@@ -240,7 +242,8 @@ fn render_jobs(jobs: &Value, wide: bool, style: &Style) -> String {
             cells.push(field(row, "log_dir").into());
         }
         table.row(cells);
-        for text in [&hung, &waiting, &saving(&row["save"])] {
+        let left = left_text(&row["left_running"]);
+        for text in [&hung, &waiting, &saving(&row["save"]), &left] {
             if text.is_empty() {
                 continue;
             }
@@ -253,6 +256,25 @@ fn render_jobs(jobs: &Value, wide: bool, style: &Style) -> String {
         }
     }
     table.render(style) + &notes
+}
+
+/// Where workers of a job that is over may still run, for people; empty where none do.
+pub(super) fn left_text(left: &Value) -> String {
+    let Some(most) = left["ms"].as_u64().map(Duration::from_millis) else {
+        return String::new();
+    };
+    let nodes = left["nodes"].as_array().into_iter().flatten();
+    let names: Vec<&str> = nodes.filter_map(Value::as_str).take(8).collect();
+    let on = match &names[..] {
+        [] => "nodes whose agents are not there".to_owned(),
+        [name] => format!("{name}, whose agent is not there"),
+        names => format!("{}, whose agents are not there", names.join(", ")),
+    };
+    format!(
+        "workers of it may run for {} yet on {}: they end by themselves, and a new start waits for that",
+        ms(most),
+        clean(&on)
+    )
 }
 
 /// How far the save under way is; empty where there is none.
@@ -369,5 +391,13 @@ mod tests {
             "{wide}"
         );
         assert!(render_jobs(&json!([]), false, &PLAIN).contains("muster run"));
+        let mut rows = jobs.as_array().unwrap().clone();
+        rows[3]["left_running"] = json!({ "nodes": ["n3"], "ms": 28_000 });
+        let shown = render_jobs(&json!(rows), false, &PLAIN);
+        let note = shown.lines().find(|line| line.starts_with("over: "));
+        assert!(
+            note.is_some_and(|n| n.contains("n3") && n.contains("28")),
+            "{shown}"
+        );
     }
 }

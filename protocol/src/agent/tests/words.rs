@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
-use super::super::scripted::{Scripted, config, key, next, node, record};
+use super::super::scripted::{Scripted, config, holds, key, next, node, record};
+use crate::agent::Event;
 use crate::ids::{Digest, NodeId};
+use crate::membership::Answer;
 use crate::record::{Kind, Record};
 use crate::time::Span;
 use crate::wire::JobMessage;
@@ -97,4 +99,89 @@ fn one_word_goes_on_and_not_back() {
     s.hears(1, JobMessage::Ask { have: end });
     says(&mut s, 4, end, 5, false);
     assert_eq!(told(&mut s, 1), [0]);
+}
+
+/// The agent of node 2 is started again, and hears late that node 0 went on without 1 and 2; the agent of node 1 may be
+/// `away`, while its launcher goes on. Returns that generation.
+fn was_dropped(away: bool) -> (Scripted, Digest) {
+    let last = record(3, 2);
+    let mut after = next(&last, 1);
+    after.members.truncate(1);
+    let mut s = Scripted::new(config(2, 2), vec![holds(&last, 1)]);
+    [0, 1, 3].into_iter().for_each(|i| s.peer(i));
+    if away {
+        s.pass(Span::from_secs(1));
+        s.probes
+            .insert(node(1), (Answer::Refused, Answer::Answered));
+        s.on(Event::Disconnected { node: node(1) });
+        s.pass(Span::from_secs(4));
+    }
+    let digest = after.digest();
+    let record = Arc::new(after);
+    s.hears(0, JobMessage::Decided { record });
+    s.sent.clear();
+    (s, digest)
+}
+
+/// For how long this agent says that a start of the generation waits, in ms, and for how many nodes.
+fn says_of(s: &mut Scripted, have: Digest) -> Vec<(u32, usize)> {
+    s.hears(
+        3,
+        JobMessage::Ask {
+            have: record(3, 2).digest(),
+        },
+    );
+    let sent = std::mem::take(&mut s.sent).into_iter();
+    let held = sent.filter_map(|(peer, body)| match body {
+        JobMessage::Held { digest, ms, nodes } if digest == have && peer == node(3) => {
+            Some((ms, nodes.len()))
+        }
+        _ => None,
+    });
+    held.collect()
+}
+
+#[test]
+fn the_word_of_a_member_replaces_what_a_dropped_one_estimates() {
+    let (mut s, now) = was_dropped(false);
+    let [(ms, 1)] = says_of(&mut s, now)[..] else {
+        panic!("it waits for node 1");
+    };
+    assert!((1_900..=2_100).contains(&ms), "{ms}");
+    // Another one that was dropped knows no more than this one.
+    says(&mut s, 1, now, 0, false);
+    assert_eq!(says_of(&mut s, now).len(), 1);
+    assert!(says_of(&mut s, now)[0].0 >= 1_900);
+    says(&mut s, 0, now, 0, false);
+    assert_eq!(says_of(&mut s, now), [(0, 0)]);
+}
+
+#[test]
+fn the_wait_that_a_member_tells_a_dropped_one_goes_on_from_there() {
+    let (mut s, now) = was_dropped(false);
+    // An older word of another, which is first.
+    says(&mut s, 3, now, 1, true);
+    let nodes = vec![(node(1), 1_500)];
+    let word = JobMessage::Held {
+        digest: now,
+        ms: 1_500,
+        nodes,
+    };
+    s.hears(0, word);
+    let [(ms, 1)] = says_of(&mut s, now)[..] else {
+        panic!("it waits for node 1");
+    };
+    assert!((1_400..=1_600).contains(&ms), "{ms}");
+}
+
+#[test]
+fn no_word_replaces_what_a_dropped_one_saw() {
+    let (mut s, now) = was_dropped(true);
+    for told in [false, true] {
+        if told {
+            says(&mut s, 0, now, 0, false);
+        }
+        let waits = says_of(&mut s, now);
+        assert!(waits[0].0 > 20_000, "{told}: {waits:?}");
+    }
 }
