@@ -1,6 +1,9 @@
 //! The next life of a job begins on nodes that had no part in the last one, which a person has just ended, while workers
 //! of that still run: the agent of one of its members is stopped.
 
+use std::fmt::Debug;
+
+use itertools::iproduct;
 use muster_protocol::agent::Flaws;
 use muster_protocol::spec::JobSpec;
 use muster_tests::sim::clock::{MS, SEC};
@@ -95,40 +98,54 @@ impl Case {
     }
 }
 
-#[test]
-fn a_life_does_not_begin_beside_workers_of_the_one_that_was_ended() {
+/// In none of the cases does the next life begin beside workers of the last one. A start that waits for nobody would be
+/// seen in those that are `early`, with a store and without.
+#[track_caller]
+fn none_begins_beside<C: Debug>(
+    cases: impl Iterator<Item = C>,
+    has_store: fn(&C) -> bool,
+    early: fn(&C) -> bool,
+    begins_beside: fn(&C, Flaws) -> bool,
+) {
     let waits_not = Flaws {
         skip_r16: true,
         ..Flaws::default()
     };
     let mut shown = [false; 2];
     let mut wrong = Vec::new();
-    for store in [false, true] {
-        for (members, new) in PLACES {
-            for members in [members, [members[1], members[0]]] {
-                for i in 0..60 {
-                    let case = Case {
-                        seed: i % 3,
-                        store,
-                        members,
-                        new,
-                        again: i * 12 * MS,
-                    };
-                    if case.begins_beside(Flaws::default()) {
-                        wrong.push(case);
-                    }
-                    if case.again < 100 * MS {
-                        shown[usize::from(store)] |= case.begins_beside(waits_not);
-                    }
-                }
-            }
+    for case in cases {
+        if early(&case) {
+            shown[usize::from(has_store(&case))] |= begins_beside(&case, waits_not);
+        }
+        if begins_beside(&case, Flaws::default()) {
+            wrong.push(case);
         }
     }
-    let (count, first) = (wrong.len(), wrong.first());
-    assert_eq!(count, 0, "{first:?}");
+    assert_eq!(wrong.len(), 0, "{:?}", wrong.first());
     assert_eq!(
         shown, [true; 2],
         "a start that waits for nobody is not seen"
+    );
+}
+
+#[test]
+fn a_life_does_not_begin_beside_workers_of_the_one_that_was_ended() {
+    let cases = iproduct!([false, true], PLACES, [false, true], 0..60);
+    let cases = cases.map(|(store, ([first, second], new), turned, i)| Case {
+        seed: i % 3,
+        store,
+        members: match turned {
+            false => [first, second],
+            true => [second, first],
+        },
+        new,
+        again: i * 12 * MS,
+    });
+    none_begins_beside(
+        cases,
+        |c| c.store,
+        |c| c.again < 100 * MS,
+        Case::begins_beside,
     );
 }
 
@@ -230,48 +247,27 @@ impl Gone {
 
 #[test]
 fn a_life_does_not_begin_beside_workers_though_those_that_ended_it_are_gone() {
-    let waits_not = Flaws {
-        skip_r16: true,
-        ..Flaws::default()
-    };
     let places = [
         ([0, 1, 2], [3, 4]),
         ([3, 4, 5], [0, 1]),
         ([4, 0, 2], [5, 1]),
     ];
-    let mut shown = [false; 2];
-    let mut wrong = Vec::new();
-    for store in [false, true] {
-        for (members, new) in places {
-            for gone in [1, 2] {
-                for comes in [false, true] {
-                    for i in 0..12 {
-                        let case = Gone {
-                            seed: i as u64 % 2,
-                            store,
-                            members,
-                            gone,
-                            new,
-                            comes,
-                            ordered: [200 * MS, SEC, 4 * SEC][i % 3],
-                            again: i as u64 * 30 * MS,
-                        };
-                        if case.begins_beside(Flaws::default()) {
-                            wrong.push(case);
-                        }
-                        if i < 3 {
-                            shown[usize::from(store)] |= case.begins_beside(waits_not);
-                        }
-                    }
-                }
-            }
-        }
-    }
-    let (count, first) = (wrong.len(), wrong.first());
-    assert_eq!(count, 0, "{first:?}");
-    assert_eq!(
-        shown, [true; 2],
-        "a start that waits for nobody is not seen"
+    let cases = iproduct!([false, true], places, [1, 2], [false, true], 0..12);
+    let cases = cases.map(|(store, (members, new), gone, comes, i)| Gone {
+        seed: i % 2,
+        store,
+        members,
+        gone,
+        new,
+        comes,
+        ordered: [200 * MS, SEC, 4 * SEC][i as usize % 3],
+        again: i * 30 * MS,
+    });
+    none_begins_beside(
+        cases,
+        |c| c.store,
+        |c| c.again < 90 * MS,
+        Gone::begins_beside,
     );
 }
 
@@ -361,38 +357,39 @@ fn a_life_does_not_begin_beside_workers_whatever_lives_there_were_before() {
 #[test]
 fn a_life_begins_soon_though_agents_of_its_nodes_were_away() {
     let mut wrong = Vec::new();
-    for (seed, store) in (0..24).map(|i| (i, i % 2 == 0)) {
-        let of_place = |(members, new): ([usize; 2], [usize; 2])| {
-            let [first, second] = members;
-            [(members, new), ([second, first], new)]
+    let cases = iproduct!(
+        0..24,
+        PLACES,
+        [false, true],
+        [(true, false), (false, true), (true, true)]
+    );
+    for (seed, ([first, second], new), turned, (crashes, pauses)) in cases {
+        let case = Case {
+            seed,
+            store: seed % 2 == 0,
+            members: match turned {
+                false => [first, second],
+                true => [second, first],
+            },
+            new,
+            again: 5 * SEC + seed % 10 * 300 * MS,
         };
-        for (members, new) in PLACES.into_iter().flat_map(of_place) {
-            let again = 5 * SEC + seed % 10 * 300 * MS;
-            let case = Case {
-                seed,
-                store,
-                members,
-                new,
-                again,
-            };
-            let for_ns = 8 * SEC;
-            let crash = killed(new[0], for_ns);
-            let pause = Fault::AgentPause {
-                node: new[1],
-                for_ns,
-            };
-            for away in [vec![crash.clone()], vec![pause.clone()], vec![crash, pause]] {
-                let mut setup = case.setup(Flaws::default());
-                let at = STOPPED - SEC + seed % 7 * 200 * MS;
-                setup.faults.extend(away.into_iter().map(|f| (at, f)));
-                setup.faults.sort_by_key(|(at, _)| *at);
-                let mut conductor = Conductor::new(setup);
-                conductor.relaunches = false;
-                let went = conductor.run_until(BEGUN + 2 * SEC);
-                if went != Ok(()) || !case.begun(&conductor) {
-                    wrong.push((case, went));
-                }
-            }
+        let for_ns = 8 * SEC;
+        let pause = Fault::AgentPause {
+            node: new[1],
+            for_ns,
+        };
+        let crash = crashes.then(|| killed(new[0], for_ns));
+        let away = crash.into_iter().chain(pauses.then_some(pause));
+        let mut setup = case.setup(Flaws::default());
+        let at = STOPPED - SEC + seed % 7 * 200 * MS;
+        setup.faults.extend(away.map(|f| (at, f)));
+        setup.faults.sort_by_key(|(at, _)| *at);
+        let mut conductor = Conductor::new(setup);
+        conductor.relaunches = false;
+        let went = conductor.run_until(BEGUN + 2 * SEC);
+        if went != Ok(()) || !case.begun(&conductor) {
+            wrong.push((case, went));
         }
     }
     let (count, first) = (wrong.len(), wrong.first());

@@ -106,27 +106,20 @@ fn started_in_time(
 
 #[test]
 fn a_job_whose_agents_are_all_back_without_launchers_is_started_at_once() {
-    let mut wrong = Vec::new();
-    for store in [true, false] {
-        for loss in [
-            Loss::Power,
-            Loss::LaunchersThenAgents,
-            Loss::AgentsThenLaunchers,
-        ] {
-            for (first, joins) in [(&[0, 1][..], None), (&[0, 1], Some(2)), (&[2, 3], Some(1))] {
-                for next in [&[4, 5][..], &[2, 3], &[0, 1], &[0, 1, 2], &[0, 3]] {
-                    for seed in 1..4 {
-                        let went = train_in_time(seed, loss, first, joins, next, store);
-                        if let Err(why) = went {
-                            wrong.push(format!(
-                                "{loss:?} of {first:?} and {joins:?}, then {next:?}, store {store}, {seed}: {why}"
-                            ));
-                        }
-                    }
-                }
-            }
-        }
-    }
+    let losses = [
+        Loss::Power,
+        Loss::LaunchersThenAgents,
+        Loss::AgentsThenLaunchers,
+    ];
+    let first = [(&[0, 1][..], None), (&[0, 1], Some(2)), (&[2, 3], Some(1))];
+    let next = [&[4, 5][..], &[2, 3], &[0, 1], &[0, 1, 2], &[0, 3]];
+    let cases = iproduct!([true, false], losses, first, next, 1..4);
+    let wrong = cases.filter_map(|(store, loss, (first, joins), next, seed)| {
+        let went = train_in_time(seed, loss, first, joins, next, store);
+        let what = format!("{loss:?} of {first:?} and {joins:?}, then {next:?}, store {store}");
+        went.err().map(|why| format!("{what}, {seed}: {why}"))
+    });
+    let wrong: Vec<String> = wrong.collect();
     assert!(wrong.is_empty(), "{}:\n{}", wrong.len(), wrong.join("\n"));
 }
 
@@ -226,20 +219,15 @@ fn drained(seed: u64, agents: usize, job: usize, apart: u64, store: bool) -> Res
 
 #[test]
 fn a_job_whose_nodes_were_drained_is_started_at_once() {
-    let mut wrong = Vec::new();
-    for store in [false, true] {
-        for (agents, job) in [(2, 2), (3, 2), (3, 3), (4, 3)] {
-            for apart in [1, 5, 20, 100, 300, 1_000] {
-                for seed in 1..6 {
-                    if let Err(why) = drained(seed, agents, job, apart * MS, store) {
-                        wrong.push(format!(
-                            "{job} of {agents}, {apart} ms apart, store {store}, {seed}: {why}"
-                        ));
-                    }
-                }
-            }
-        }
-    }
+    let sizes = [(2, 2), (3, 2), (3, 3), (4, 3)];
+    let apart = [1, 5, 20, 100, 300, 1_000];
+    let cases = iproduct!([false, true], sizes, apart, 1..6);
+    let wrong = cases.filter_map(|(store, (agents, job), apart, seed)| {
+        let went = drained(seed, agents, job, apart * MS, store);
+        let what = format!("{job} of {agents}, {apart} ms apart, store {store}, {seed}");
+        went.err().map(|why| format!("{what}: {why}"))
+    });
+    let wrong: Vec<String> = wrong.collect();
     assert!(wrong.is_empty(), "{}:\n{}", wrong.len(), wrong.join("\n"));
 }
 
