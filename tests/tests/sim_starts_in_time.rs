@@ -379,6 +379,13 @@ impl Away {
     }
 }
 
+#[track_caller]
+fn all_started(cases: impl Iterator<Item = Away>) {
+    let wrong = cases.filter_map(|case| case.started().err().map(|why| format!("{case:?}: {why}")));
+    let wrong: Vec<String> = wrong.collect();
+    assert!(wrong.is_empty(), "{}:\n{}", wrong.len(), wrong.join("\n"));
+}
+
 #[test]
 fn a_job_that_all_left_while_an_agent_was_away_is_started_at_once_when_that_is_back() {
     let cases = iproduct!(
@@ -390,24 +397,21 @@ fn a_job_that_all_left_while_an_agent_was_away_is_started_at_once_when_that_is_b
         0..3,
         [2 * SEC, 3 * SEC, 6 * SEC, 9 * SEC, 15 * SEC]
     );
-    let wrong: Vec<String> = cases
-        .map(
-            |(store, stopped, (job, node), leave, down, next, again)| Away {
-                seed: leave / MS % 3,
-                store,
-                job,
-                node,
-                stopped,
-                leave,
-                down,
-                next: [[0, 1], [3, 4], [node, 4]][next],
-                again,
-                fewer: false,
-            },
-        )
-        .filter_map(|case| case.started().err().map(|why| format!("{case:?}: {why}")))
-        .collect();
-    assert!(wrong.is_empty(), "{}:\n{}", wrong.len(), wrong.join("\n"));
+    let cases = cases.map(
+        |(store, stopped, (job, node), leave, down, next, again)| Away {
+            seed: leave / MS % 3,
+            store,
+            job,
+            node,
+            stopped,
+            leave,
+            down,
+            next: [[0, 1], [3, 4], [node, 4]][next],
+            again,
+            fewer: false,
+        },
+    );
+    all_started(cases);
 }
 
 /// It may be that the launcher whose agent is stopped lives, but nobody knows that.
@@ -421,20 +425,17 @@ fn a_job_that_all_left_while_an_agent_was_away_is_started_with_another_specifica
         0..3,
         [100 * MS, SEC, 3 * SEC, 6 * SEC]
     );
-    let wrong: Vec<String> = cases
-        .map(|(store, stopped, (job, node), leave, next, again)| Away {
-            seed: leave / MS % 3,
-            store,
-            job,
-            node,
-            stopped,
-            leave,
-            down: 11 * SEC,
-            next: [[0, 1], [3, 4], [node, 4]][next],
-            again,
-            fewer: true,
-        })
-        .filter_map(|case| case.started().err().map(|why| format!("{case:?}: {why}")))
-        .collect();
-    assert!(wrong.is_empty(), "{}:\n{}", wrong.len(), wrong.join("\n"));
+    let cases = cases.map(|(store, stopped, (job, node), leave, next, again)| Away {
+        seed: leave / MS % 3,
+        store,
+        job,
+        node,
+        stopped,
+        leave,
+        down: 11 * SEC,
+        next: [[0, 1], [3, 4], [node, 4]][next],
+        again,
+        fewer: true,
+    });
+    all_started(cases);
 }
