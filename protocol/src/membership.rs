@@ -238,6 +238,8 @@ struct Watched {
 #[derive(Clone, Debug)]
 pub struct Membership {
     config: Config,
+    /// The longest `suspect_after` that a watched peer may keep. Its lease follows from that.
+    longest: Span,
     peers: BTreeMap<Key, Watched>,
     /// When each is looked at again. A postponement meanwhile is noticed then.
     due: BTreeSet<(Time, Key)>,
@@ -252,6 +254,7 @@ impl Membership {
     pub fn new(config: Config) -> Membership {
         Membership {
             config,
+            longest: config.suspect_after,
             peers: BTreeMap::new(),
             due: BTreeSet::new(),
             seq: 0,
@@ -259,6 +262,11 @@ impl Membership {
             called: Time::ZERO,
             effects: VecDeque::new(),
         }
+    }
+
+    /// A watched peer may keep so long a `suspect_after`.
+    pub fn allow_for(&mut self, suspect_after: Span) {
+        self.longest = suspect_after.max(self.config.suspect_after);
     }
 
     /// `None` for a peer that is not watched as the home of this launcher.
@@ -516,14 +524,14 @@ impl Membership {
     }
 
     fn probed(&mut self, key: Key, id: u64, agent: Answer, guard: Answer, now: Time) {
-        let config = self.config;
+        let (config, longest) = (self.config, self.longest);
         let Some(w) = self.peers.get_mut(&key) else {
             return;
         };
         let Some((_, began)) = w.probing.take_if(|(probe, _)| *probe == id) else {
             return;
         };
-        let asked = w.succeeded || w.may_hold_lease(&config, now);
+        let asked = w.succeeded || w.may_hold_lease(longest, now);
         if w.moved || w.peer.state.is_lost() && !asked {
             return w.calm();
         }
@@ -595,7 +603,7 @@ impl Membership {
                 State::Away { since: now }
             }
             // As long as a lease that it has may last it is looked whether its launcher is there all the same.
-            State::Lost { .. } if w.may_hold_lease(&self.config, now) => {
+            State::Lost { .. } if w.may_hold_lease(self.longest, now) => {
                 w.next_probe = w.next_probe.or(w.probing.is_none().then_some(now));
                 next
             }
@@ -682,9 +690,10 @@ const SUSPECT: State = State::Suspect { guarded: false };
 const NEVER: Time = Time(u64::MAX);
 
 impl Watched {
-    /// Whether some voter may have acknowledged its lease after it was heard here last.
-    fn may_hold_lease(&self, config: &Config, now: Time) -> bool {
-        now < self.heard + Span(2 * config.suspect_after.0)
+    /// Whether some voter may have acknowledged its lease after it was heard here last, by the longest `suspect_after`
+    /// that it may keep.
+    fn may_hold_lease(&self, longest: Span, now: Time) -> bool {
+        now < self.heard + longest.times(2)
     }
 
     /// Ends a suspicion's probes.

@@ -168,11 +168,15 @@ impl Agent {
     /// Has the failure detector watch what the jobs want watched now.
     pub(super) fn rewatch(&mut self, now: Time) {
         let mut wanted = BTreeMap::new();
+        // Of one that was dropped only its hello says it.
+        let mut longest = self.peers.timeouts().suspect_after;
         for key in self.jobs.keys().cloned().collect::<Vec<_>>() {
             self.with_job(&key, now, |job, ctx| {
+                longest = longest.max(job.timeouts(ctx).suspect_after);
                 wanted.insert(key.clone(), job.watches(ctx));
             });
         }
+        self.detector.allow_for(longest);
         wanted.retain(|_, guards| !guards.is_empty());
         let watched = self.watching.iter().map(|(key, w)| (key, &w.guards));
         let others = !wanted.iter().eq(watched);

@@ -349,8 +349,18 @@ fn an_agent_that_answers_or_is_cut_off_does_not_seem_stopped() {
 /// Both were stopped, and only the launcher goes on.
 #[test]
 fn a_launcher_that_wakes_before_its_agent_is_seen_while_its_lease_may_last() {
-    for (wakes, seen) in [(500, true), (1_500, true), (2_500, false)] {
+    // One that keeps longer times has a longer lease.
+    let (own, longer) = (Span::from_secs(2), Span::from_secs(8));
+    for (theirs, wakes, seen) in [
+        (own, 500, true),
+        (own, 1_500, true),
+        (own, 2_500, false),
+        (longer, 2_500, true),
+        (longer, 13_500, true),
+        (longer, 14_500, false),
+    ] {
         let mut bench = Bench::new();
+        bench.core.allow_for(theirs);
         bench.run_for(1_000);
         bench.world = World::Broken(Answer::Mute, Answer::Mute);
         while !bench.state().is_lost() {
@@ -360,7 +370,7 @@ fn a_launcher_that_wakes_before_its_agent_is_seen_while_its_lease_may_last() {
         bench.world = World::Broken(Answer::Mute, Answer::Answered);
         bench.run_for(500);
         let away = matches!(bench.state(), State::Away { .. });
-        assert_eq!(away, seen, "{wakes} {:?}", bench.state());
+        assert_eq!(away, seen, "{theirs} {wakes} {:?}", bench.state());
         bench.run_for(40_000);
         assert_eq!(bench.state(), State::Lost { confirmed: false });
     }
