@@ -493,10 +493,14 @@ fn all_that_are_left_change_over_together_and_only_if_none_reaches_the_dead() {
 
 /// A job that forms with all its nodes, whose rank 0 died; what is left may go on without it.
 fn stranded_with_quorum() -> (World, usize, usize) {
-    let spec = JobSpec {
+    stranded(JobSpec {
         birth_quorum: 2,
         ..World::spec(2)
-    };
+    })
+}
+
+/// Two nodes train, and the one of rank 0 is lost. The world, and both nodes.
+fn stranded(spec: JobSpec) -> (World, usize, usize) {
     let mut world = World::new(2, spec);
     for i in 0..2 {
         world.start(i);
@@ -593,4 +597,20 @@ fn a_stranded_node_says_the_whole_command() {
     let said = &world.told[one];
     let wanted = format!("`muster job continue job --dead {} --yes`", name(zero));
     assert!(said.iter().any(|t| t.contains(&wanted)), "{said:?}");
+}
+
+/// The order would be refused: too few nodes would be left.
+#[test]
+fn a_stranded_node_below_the_minimum_is_not_told_to_continue() {
+    let spec = JobSpec {
+        min_nodes: 2,
+        ..World::spec(2)
+    };
+    let (mut world, zero, one) = stranded(spec);
+    let said = &world.told[one];
+    let names_it = |t: &String| t.contains(&name(zero));
+    assert!(said.iter().any(names_it), "{said:?}");
+    let advises = |t: &String| t.contains("muster job continue");
+    assert!(!said.iter().any(advises), "{said:?}");
+    assert!(world.go_on(one, &[&name(zero)]).is_err());
 }

@@ -290,18 +290,8 @@ pub(crate) fn cases(node: usize, other: usize, nodes: usize, store: bool) -> Vec
             "workers that do not end when another fails",
             fail(other, true),
         ),
-        stuck(
-            "workers that do not end when another node is lost",
-            Fault::LauncherCrash {
-                node: other,
-                relaunch_after: None,
-            },
-        ),
     ];
-    if let Some(case) = cases.last_mut() {
-        case.touched.push(other);
-        case.all = None;
-    }
+    cases.extend(stuck_and_another(stuck, node, other));
     match store {
         true => {
             cases.push(one(
@@ -375,6 +365,66 @@ pub(crate) fn cases(node: usize, other: usize, nodes: usize, store: bool) -> Vec
     cases
 }
 
+/// Workers that do not end where their node, or another one, goes. `stuck`: they do not end, and that happens.
+fn stuck_and_another(
+    stuck: impl Fn(&'static str, Fault) -> Case,
+    node: usize,
+    other: usize,
+) -> Vec<Case> {
+    let leave = |node| Fault::Leave {
+        node,
+        grace_ms: 5_000,
+        relaunch_after: None,
+    };
+    let drain = |node| Fault::Drain {
+        node,
+        grace_ms: 5_000,
+        back_after: 3 * SEC,
+    };
+    let crash = Fault::LauncherCrash {
+        node: other,
+        relaunch_after: None,
+    };
+    // The node that goes has its own time first, and one that is back while they are waited for begins that anew.
+    let without_other = |name, fault, first: u64| {
+        let case = stuck(name, fault);
+        Case {
+            touched: vec![node, other],
+            others: case.others.map(|ns| ns + first),
+            all: None,
+            ..case
+        }
+    };
+    vec![
+        without_other(
+            "workers that do not end when another node is lost",
+            crash,
+            0,
+        ),
+        without_other(
+            "workers that do not end when another node leaves",
+            leave(other),
+            GRACE,
+        ),
+        without_other(
+            "workers that do not end when another node is drained",
+            drain(other),
+            2 * GRACE + LOSS,
+        ),
+        stuck(
+            "workers that do not end when their node is drained",
+            drain(node),
+        ),
+        Case {
+            all: None,
+            ..stuck(
+                "workers that do not end when their node leaves",
+                leave(node),
+            )
+        },
+    ]
+}
+
 /// The cases that only a job with room has, and what sets its machines apart.
 pub(crate) fn more(node: usize, other: usize) -> Vec<Case> {
     let fail = || Fault::WorkerFail {
@@ -396,6 +446,10 @@ pub(crate) fn more(node: usize, other: usize) -> Vec<Case> {
     // A change is a few writes of each node, one after the other.
     let (slow, fast) = (With::SlowDisk(node, 300 * MS), With::FastClock(node));
     let writes = 4 * 300 * MS;
+    // An agent does nothing else while it writes. One that is busy for longer than `suspect_after` counts as stopped.
+    let very_slow = |ns| With::SlowDisk(node, ns);
+    let busy = 1_500 * MS;
+    let long_writes = 4 * busy;
     let on = |with, case: Case| Case {
         with: Some(with),
         ..case
@@ -440,6 +494,36 @@ pub(crate) fn more(node: usize, other: usize) -> Vec<Case> {
                 &[other],
                 1,
                 GRACE + LOSS + writes,
+                None,
+            ),
+        ),
+        on(
+            very_slow(3 * SEC),
+            Case {
+                name: "a disk that takes seconds",
+                others: Some(60 * SEC),
+                ..Case::default()
+            },
+        ),
+        on(
+            very_slow(busy),
+            one(
+                "a disk that takes seconds when a worker fails",
+                fail(),
+                &[],
+                1,
+                GRACE + LOSS + long_writes,
+                Some(GRACE + LOSS + long_writes),
+            ),
+        ),
+        on(
+            very_slow(busy),
+            one(
+                "a disk that takes seconds when a node is lost",
+                lost(),
+                &[other],
+                1,
+                GRACE + LOSS + long_writes,
                 None,
             ),
         ),
