@@ -269,6 +269,9 @@ fn an_order_from_outside_ends_a_job_though_a_members_agent_is_gone() {
                             let next = end.run_until(ordered + step * 100 * MS);
                             assert_eq!(next, Ok(()), "seed {seed}");
                         }
+                        // The end and the word on those that may still run are two messages.
+                        let next = end.run_until(end.world.now + 20 * MS);
+                        assert_eq!(next, Ok(()), "seed {seed}");
                         let stage = stage(&end, ordered_at);
                         let ended = told(&end, ordered).contains(&(1 - gone));
                         // The agent that was asked says then, too, that workers of it may run.

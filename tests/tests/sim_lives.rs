@@ -72,6 +72,11 @@ fn a_job_that_became_dormant_is_started_again() {
 }
 
 #[test]
+fn a_job_that_a_person_continued_is_started_again() {
+    check(End::Continued, 1, case::some());
+}
+
+#[test]
 fn a_job_whose_nodes_lost_power_is_started_again() {
     check_some(End::NodesKilled);
 }
@@ -161,6 +166,7 @@ mod long {
             End::LaunchersKilled,
             End::Dormant,
             End::NodesKilled,
+            End::Continued,
             End::Mixed,
         ] {
             check(end, 1, case::every());

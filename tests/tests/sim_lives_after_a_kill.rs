@@ -312,5 +312,5 @@ fn a_node_whose_group_is_gone_forms_the_job_anew_with_others() {
         };
         (format!("{seed}"), case)
     });
-    check_but(2, cases);
+    check_but(1, cases);
 }

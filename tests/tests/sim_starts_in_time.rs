@@ -123,6 +123,34 @@ fn a_job_whose_agents_are_all_back_without_launchers_is_started_at_once() {
     assert!(wrong.is_empty(), "{}:\n{}", wrong.len(), wrong.join("\n"));
 }
 
+/// The machines of the agents that launchers meet at have lost power, and their connections stand yet.
+#[test]
+fn a_start_passes_over_agents_whose_machines_have_lost_power() {
+    let cases = iproduct!([true, false], 1..4, 1..6);
+    let wrong = cases.filter_map(|(store, dead, seed)| {
+        let power = |node| Fault::NodeCrash {
+            node,
+            down: 200 * SEC,
+            new_disk: false,
+            relaunch: false,
+        };
+        let next = [dead, NODES - 1];
+        let mut faults: Vec<_> = (0..dead)
+            .map(|node| (AGAIN - SEC / 2, power(node)))
+            .collect();
+        faults.extend(next.map(|node| (AGAIN, Fault::LateJoin { node })));
+        let nodes = (0..NODES).map(|at| NodeSetup {
+            launcher_at: None,
+            ..NodeSetup::quiet(at, 0)
+        });
+        let went = started_in_time(seed, nodes.collect(), faults, store, &next);
+        let what = format!("{dead} dead, store {store}, {seed}");
+        went.err().map(|why| format!("{what}: {why}"))
+    });
+    let wrong: Vec<String> = wrong.collect();
+    assert!(wrong.is_empty(), "{}:\n{}", wrong.len(), wrong.join("\n"));
+}
+
 /// Nodes without agents of their own: all of the job's are killed, then these start it.
 fn embedded(seed: u64, first: &[usize], next: &[usize]) -> Result<(), String> {
     let mut faults: Vec<(u64, Fault)> = Vec::new();

@@ -69,20 +69,14 @@ impl Agent {
             return;
         }
         let me = self.cfg.node;
-        let nodes: BTreeSet<NodeId> = self
-            .jobs
-            .values()
-            .filter(|j| j.lease_urgent())
-            .filter_map(Job::voting)
-            .flat_map(|r| r.voters().map(|v| v.node).collect::<Vec<_>>())
-            .chain(
-                self.jobs
-                    .values()
-                    .flat_map(|j| j.asks_for_word(now).to_vec()),
-            )
-            .filter(|n| *n != me)
-            .collect();
-        self.urgent_at = now + URGENT;
+        let urgent = || self.jobs.values().filter(|j| j.lease_urgent());
+        let voters = urgent().filter_map(Job::voting);
+        let voters = voters.flat_map(|r| r.voters().map(|v| v.node));
+        let asked = self.jobs.values().flat_map(|j| j.asks_for_word(now));
+        let nodes: BTreeSet<NodeId> = voters.chain(asked).filter(|n| *n != me).collect();
+        if urgent().next().is_some() || !nodes.is_empty() {
+            self.urgent_at = now + URGENT;
+        }
         for node in nodes {
             self.seq += 1;
             // Numbers apart from the failure detector's own.
@@ -94,7 +88,7 @@ impl Agent {
     /// An agent is there that is to get a place.
     pub(super) fn is_there(&mut self, node: NodeId, now: Time) {
         let jobs = self.jobs.iter();
-        let waiting = jobs.filter(|(_, job)| job.asks_for_word(now).contains(&node));
+        let waiting = jobs.filter(|(_, job)| job.asks_for_word(now).any(|n| n == node));
         for key in waiting.map(|(key, _)| key.clone()).collect::<Vec<_>>() {
             self.with_job(&key, now, Job::nudge);
         }

@@ -4,6 +4,7 @@
 use std::cmp::Ordering;
 use std::net::SocketAddr;
 
+use super::unanswered::Unanswered;
 use super::{Ctx, Job, REPEAT};
 use crate::agent::Notice;
 use crate::ids::{Digest, LauncherId, NodeId};
@@ -38,6 +39,7 @@ pub(super) struct Applicant {
     /// The leader of the generation named, by the word of the member that is believed to: its members
     /// know more of each other than a stranger does.
     deputy: Option<Deputy>,
+    pub(super) unanswered: Unanswered,
 }
 
 /// The wait that people were told of.
@@ -127,6 +129,7 @@ impl Job {
             // The ticket says for how long a start waits, and holds until it is said again.
             return;
         }
+        self.pass_over_silent(ctx);
         let Some(door) = self.door(ctx) else {
             self.wake_at(ctx.now + REPEAT, "look for somebody to join");
             return;
@@ -146,6 +149,7 @@ impl Job {
                 self.send(ctx, before, JobMessage::Withdraw);
             }
             self.applicant.asked = Some((door, ctx.now));
+            self.applicant.unanswered.note_ticket(ctx, door);
             if let Some(ticket) = self.ticket(ctx) {
                 self.applicant.unlinked.clone_from(&ticket.unreachable);
                 let other = self.other_door(ctx, since);
@@ -206,17 +210,30 @@ impl Job {
 
     /// Where those meet whom nobody leads: at the first agent of the generation that is there, though
     /// it may be without its launcher, for who knows less takes that one for the leader; else at the
-    /// lowest agent.
+    /// lowest agent. Those that go on by an operator's word meet at one of theirs, for nobody else knows that word.
     pub(super) fn meeting_place(&self, ctx: &Ctx<'_>) -> Option<NodeId> {
-        let mut members = self.live().into_iter().flat_map(|h| &h.record.members);
-        let there =
-            |m: &&Member| ctx.reachable(m.node) && !self.is_lost(ctx, m) && !ctx.peers.away(m.node);
-        // One that cannot store its vote begins no life.
+        let continues = self.durable.continues.as_ref();
+        let given_up = |n: &NodeId| continues.is_some_and(|c| c.without.contains(n));
+        let before = self.before.as_ref();
+        let before = before.filter(|b| continues.is_some_and(|c| c.parent == b.digest));
+        let of = self.live().or(before).into_iter();
+        let mut members = of.flat_map(|h| &h.record.members);
+        let there = |m: &&Member| {
+            let well = !self.is_lost(ctx, m) && !ctx.peers.away(m.node);
+            ctx.reachable(m.node) && well && !given_up(&m.node)
+        };
+        let silent = |n: &NodeId| self.applicant.unanswered.is_silent(*n);
         let lowest = || {
             let all = ctx.peers.connected_nodes().chain([ctx.me()]);
-            all.min_by_key(|n| (self.is_unstored(ctx, *n), *n))
+            let all = all.filter(|n| !silent(n) && !given_up(n));
+            all.min_by_key(|n| self.meeting_order(ctx, *n))
         };
         members.find(there).map(|m| m.node).or_else(lowest)
+    }
+
+    /// Those before others are met at first. One that cannot store its vote begins no life.
+    pub(super) fn meeting_order(&self, ctx: &Ctx<'_>, node: NodeId) -> (bool, NodeId) {
+        (self.is_unstored(ctx, node), node)
     }
 
     /// The node that named the deputy is asked all along: it may lead itself by now, and nobody else knows

@@ -27,6 +27,7 @@ impl Job {
     /// the next one may follow at once: so every agent keeps this for itself.
     pub(super) fn note_dropped(&mut self, ctx: &Ctx<'_>, record: &Record) {
         let leases = self.leases_ended.take();
+        self.unsure_of = None;
         let ended = |h: &Head| h.record.kind.is_terminal();
         if record.kind.is_terminal() && self.before.as_ref().is_some_and(ended) {
             // Another end counts as the last one. Those that were waited for may train all the same, and so may others.
@@ -72,6 +73,7 @@ impl Job {
             return;
         }
         // What this agent did not know of the generation before is in `forgotten`.
+        self.unsure_of = (self.unknown && record.kind.is_terminal()).then_some(record.parent);
         self.unknown &= !record.kind.is_terminal();
         if !knows {
             // A node may have trained again in a generation that was missed here.

@@ -304,10 +304,11 @@ impl Job {
     }
 
     /// The nodes whose agents are to say at once that they are there.
-    pub(crate) fn asks_for_word(&self, now: Time) -> &[NodeId] {
+    pub(crate) fn asks_for_word(&self, now: Time) -> impl Iterator<Item = NodeId> {
         let asked = self.gathering.asked.as_ref();
         let asked = asked.filter(|a| now < a.until);
-        asked.map_or(&[], |a| &a.silent)
+        let newcomers = asked.into_iter().flat_map(|a| &a.silent);
+        newcomers.chain(self.applicant.unanswered.asked()).copied()
     }
 
     /// Whether the agent of this ticket was there when places were to be given away, if they are.

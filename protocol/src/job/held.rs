@@ -291,7 +291,12 @@ impl Job {
         gone: bool,
     ) {
         let last = self.head.as_ref().map(|h| h.record.parent);
-        if (gone || last == Some(of)) && self.words.has_stopped(node) {
+        // Nothing of a node that has no part in the generation between is newer.
+        let between = self.before.as_ref().filter(|b| Some(b.digest) == last);
+        let between = between.filter(|b| !b.has(node));
+        let earlier = between.map(|b| b.record.parent);
+        let last = [last, earlier].contains(&Some(of));
+        if (gone || last) && self.words.has_stopped(node) {
             self.pass_held_on(ctx, None);
             self.store_wait(ctx);
         }
@@ -321,6 +326,9 @@ impl Job {
         ms: u32,
         nodes: &[(NodeId, u32)],
     ) {
+        if self.unsure_of == Some(digest) {
+            return self.learn_late(ctx, from, ms, nodes);
+        }
         if digest != self.head_digest() {
             return;
         }
@@ -350,6 +358,16 @@ impl Job {
         if kept < held || held + REPEAT < kept || unknown && kept > held {
             self.store_wait(ctx);
         }
+    }
+
+    /// The word on the generation that this agent had ended before that came: it says for whom the end waits.
+    fn learn_late(&mut self, ctx: &mut Ctx<'_>, from: NodeId, ms: u32, nodes: &[(NodeId, u32)]) {
+        self.unsure_of = None;
+        self.forgotten = None;
+        self.words.first.get_or_insert(from);
+        self.take_word(ctx, from, ms, nodes);
+        self.say_end_held(ctx);
+        self.store_wait(ctx);
     }
 
     /// Keeps the word of another agent, which says by itself when the wait is over.

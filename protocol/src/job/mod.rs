@@ -47,6 +47,7 @@ mod status;
 mod stop;
 mod store;
 mod triggers;
+mod unanswered;
 mod vacant;
 mod voter;
 mod voters;
@@ -305,6 +306,8 @@ pub struct Job {
     /// Nobody has told for whom a start waits: the generation before the head is not known here, or another agent had
     /// the end decided that is the head.
     unknown: bool,
+    /// The generation of which that was not known when this agent had it ended: a word of it may be on its way.
+    unsure_of: Option<Digest>,
     /// The nonce of the newest record that this agent has asked the arbiter for.
     decides: Option<u64>,
     /// A node that took part in this life of the job is not there any more, and may come back.
@@ -389,6 +392,7 @@ impl Job {
             words: held::Words::default(),
             leases_ended: None,
             unknown: false,
+            unsure_of: None,
             decides: None,
             took_over: None,
             committing: None,

@@ -341,10 +341,9 @@ impl Job {
         record: &Record,
         a: &Assessment,
     ) -> Option<Time> {
-        let first = self.gathering.tickets.values().map(|h| h.first).min()?;
         let quiet = self.gathering.last_new + record.spec.form_quiet();
-        let quiet = quiet.min(first + record.spec.join_max());
-        let idle = record.is_short() || a.survivors.is_empty() && a.cut.is_empty();
+        let few = a.survivors.len() < usize::from(record.spec.min_nodes);
+        let idle = record.is_short() || few && a.cut.is_empty();
         if ctx.now >= quiet || !idle || a.finished || a.cancel || !a.leaving.is_empty() {
             return None;
         }

@@ -14,6 +14,9 @@ const SHORT: u64 = 8 * SEC;
 const GRACE: u64 = 10 * SEC;
 const ORPHAN: u64 = 14 * SEC;
 const LEASE: u64 = 25 * SEC;
+/// From the loss of most nodes until the others leave, and how long the agents of the former are away.
+const CONTINUED: u64 = 20 * SEC;
+const DEAD: u64 = 12 * SEC;
 /// How often a checkpoint is ready, about.
 const COMMITS: u64 = 8 * SEC;
 /// A life trains this long after its last start, at most.
@@ -35,6 +38,8 @@ pub(super) enum End {
     Dormant,
     /// All nodes lose power.
     NodesKilled,
+    /// All nodes but two lose power, a person has these go on without them, and they leave later.
+    Continued,
     /// Each life ends in another of these ways.
     Mixed,
 }
@@ -159,8 +164,9 @@ impl Case {
     pub(super) fn setup(&self) -> Setup {
         let all = 2 * self.nodes;
         let far = self.start_of(LIVES) * 2;
+        let alone = self.end == End::Continued;
         let node = |at: usize| NodeSetup {
-            agent_at: match self.embedded {
+            agent_at: match self.embedded || alone && at >= self.nodes {
                 true => far,
                 false => 0,
             },
@@ -239,6 +245,11 @@ impl Case {
             new_disk: self.state_lost,
             relaunch: false,
         };
+        let leave = |node| Fault::Leave {
+            node,
+            grace_ms: 5_000,
+            relaunch_after: None,
+        };
         match self.end_of(life) {
             End::Finished => faults.push((at, Fault::Finish)),
             End::Failed => faults.push((
@@ -250,14 +261,32 @@ impl Case {
                 },
             )),
             End::Cancelled => faults.push((at, Fault::Cancel { node: first })),
-            End::AllLeave => faults.extend(nodes.clone().map(|node| {
-                let fault = Fault::Leave {
-                    node,
-                    grace_ms: 5_000,
-                    relaunch_after: None,
+            End::AllLeave => faults.extend(nodes.clone().map(|node| (at, leave(node)))),
+            End::Continued => {
+                let lost = at - CONTINUED;
+                // Those that are left are no majority.
+                let left = nodes.end - 2;
+                let dead_for = match self.embedded {
+                    true => CONTINUED + self.gap.ns() - 100 * MS,
+                    false => DEAD,
                 };
-                (at, fault)
-            })),
+                faults.extend((nodes.start..left).map(|node| {
+                    let fault = Fault::NodeCrash {
+                        node,
+                        down: dead_for,
+                        new_disk: self.state_lost,
+                        relaunch: false,
+                    };
+                    (lost, fault)
+                }));
+                faults.push((
+                    lost + 2 * SEC,
+                    Fault::Continue {
+                        for_ns: DEAD - 2 * SEC,
+                    },
+                ));
+                faults.extend((left..nodes.end).map(|node| (at, leave(node))));
+            }
             End::LaunchersKilled | End::Dormant => faults.extend(nodes.clone().map(|node| {
                 let fault = Fault::LauncherCrash {
                     node,
@@ -287,6 +316,7 @@ fn short() -> impl Iterator<Item = Case> {
         End::NodesKilled,
         End::Mixed,
         End::Dormant,
+        End::Continued,
     ];
     let backs = [Back::Same, Back::Some, Back::Others, Back::More];
     let starts = [Starts::Together, Starts::Staggered, Starts::Overlapping];
@@ -296,7 +326,10 @@ fn short() -> impl Iterator<Item = Case> {
             starts.into_iter().flat_map(move |starts| {
                 flags().map(move |(store, embedded, state_lost, other_flags)| Case {
                     seed: 0,
-                    nodes: 4,
+                    nodes: match end {
+                        End::Continued => 5,
+                        _ => 4,
+                    },
                     end,
                     back,
                     starts,
@@ -316,6 +349,11 @@ fn short() -> impl Iterator<Item = Case> {
         .filter(|c| {
             let left = !(c.embedded || c.store) && c.starts != Starts::Overlapping;
             c.end != End::Dormant || left
+        })
+        // With a store, or other agents as witnesses, nobody needs a person's word; and two nodes have to be enough.
+        .filter(|c| {
+            let alone = !c.store && (c.embedded || c.back == Back::Same);
+            c.end != End::Continued || alone && !c.other_flags
         })
         .enumerate()
         .map(|(seed, case)| Case {

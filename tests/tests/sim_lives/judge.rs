@@ -1,7 +1,9 @@
 //! Whether five lives went as they must.
 
+use std::sync::Arc;
+
 use muster_protocol::local::ToLauncher;
-use muster_protocol::record::{CommitRef, Kind};
+use muster_protocol::record::{Cause, CommitRef, Kind, Record};
 use muster_tests::sim::conductor::Conductor;
 use muster_tests::sim::launcher::STEP;
 use muster_tests::sim::step::Step;
@@ -20,6 +22,9 @@ pub(super) fn judge(case: Case) -> Result<(), String> {
         run_until(&mut conductor, case.ends(life) - 1)?;
         newest.push(newest_commit(&conductor.world.truth));
         let before = dormant(&conductor.world.truth);
+        if case.end_of(life) == End::Continued && !is_continued(&conductor.world.truth, life) {
+            return Err(format!("nobody continued life {life}"));
+        }
         run_until(&mut conductor, case.launch(life + 1, 0) - 1)?;
         if case.end_of(life) == End::Dormant && dormant(&conductor.world.truth) == before {
             return Err(format!("the job of life {life} did not become dormant"));
@@ -44,6 +49,12 @@ fn newest_commit(truth: &Truth) -> Option<CommitRef> {
 fn dormant(truth: &Truth) -> usize {
     let all = truth.announced.values();
     all.filter(|r| r.kind == Kind::Dormant).count()
+}
+
+/// Whether as many lives as that were continued, this one after those before.
+fn is_continued(truth: &Truth, life: u64) -> bool {
+    let continued = |r: &&Arc<Record>| matches!(r.cause, Cause::Continued { .. });
+    truth.announced.values().filter(continued).count() as u64 > life
 }
 
 fn ends_are_of_their_lives(case: &Case, conductor: &mut Conductor) -> Result<(), String> {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::super::scripted::{Scripted, by_store, config, member, next, node, record, witness};
 use super::told::ticket;
+use crate::ids::NodeId;
 use crate::record::{Kind, Member, Record};
 use crate::spec::JobSpec;
 use crate::time::Span;
@@ -96,6 +97,53 @@ fn a_node_that_is_let_in_takes_its_request_back_where_it_asked() {
     s.hears(1, JobMessage::Decided { record });
     s.pass(Span::from_millis(100));
     assert!(to_door(&s, false), "{:?}", s.sent);
+}
+
+/// The agents whose tickets this one was given, in order and each once in a row.
+fn asked(s: &mut Scripted) -> Vec<NodeId> {
+    let sent = std::mem::take(&mut s.sent).into_iter();
+    let asked = sent.filter(|(_, body)| matches!(body, JobMessage::Ticket(_)));
+    let mut asked: Vec<NodeId> = asked.map(|(to, _)| to).collect();
+    asked.dedup();
+    asked
+}
+
+/// Its machine has lost power: the connection to it stands, and nothing comes over it.
+#[test]
+fn an_agent_that_says_nothing_is_passed_over_by_those_that_meet() {
+    let mut s = Scripted::new(config(3, 2), Vec::new());
+    (0..3).for_each(|i| s.peer(i));
+    // These answer pings, and are behind the first.
+    s.grants = [node(1), node(2)].into();
+    s.pass(Span::from_millis(10));
+    s.launcher_of(3, (4, 4), None);
+    s.pass(Span::from_millis(300));
+    assert_eq!(asked(&mut s), [node(0)]);
+    s.pass(Span::from_millis(1_200));
+    assert_eq!(asked(&mut s), [node(1)]);
+    s.pass(Span::from_millis(3_000));
+    assert_eq!(asked(&mut s), [node(1)]);
+    // It was stopped, and goes on.
+    s.hears(0, JobMessage::Withdraw);
+    s.pass(Span::from_millis(1_100));
+    assert_eq!(asked(&mut s), [node(0)]);
+
+    // All before this one are silent: it gathers the others' tickets itself.
+    let mut s = Scripted::new(config(2, 2), Vec::new());
+    [0, 1, 3].into_iter().for_each(|i| s.peer(i));
+    s.grants = [node(3)].into();
+    s.pass(Span::from_millis(10));
+    s.launcher_of(2, (2, 2), None);
+    s.pass(Span::from_millis(1_500));
+    let spec = JobSpec {
+        min_nodes: 2,
+        max_nodes: 2,
+        ..JobSpec::default()
+    };
+    s.hears(3, ticket(3, &spec, None));
+    s.pass(Span::from_millis(1_100));
+    let born = births(&mut s);
+    assert!(born.iter().any(|r| r.has(node(2)) && r.has(node(3))));
 }
 
 /// All nodes died as the job formed, and come back: nobody waits for the outcome of a birth that nobody could train in.

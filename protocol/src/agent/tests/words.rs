@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use super::super::scripted::{Scripted, config, holds, key, next, node, record};
+use super::super::scripted::{Scripted, config, holds, key, member, next, node, record};
 use crate::agent::Event;
 use crate::ids::{Digest, NodeId};
+use crate::local::ToAgent;
 use crate::membership::Answer;
 use crate::record::{Kind, Record};
 use crate::time::Span;
@@ -183,5 +184,36 @@ fn no_word_replaces_what_a_dropped_one_saw() {
         }
         let waits = says_of(&mut s, now);
         assert!(waits[0].0 > 20_000, "{told}: {waits:?}");
+    }
+}
+
+/// A launcher is told to leave as it gets the only place that is left, for all others leave, too: its agent ends the job
+/// before it hears of whom the others know that they have stopped.
+#[test]
+fn a_word_that_comes_after_the_end_says_for_whom_the_end_waits() {
+    for (seconds, then) in [(0, None), (9, Some((vec![node(0)], 9)))] {
+        let mut s = Scripted::new(config(3, 1), Vec::new());
+        (0..3).for_each(|i| s.peer(i));
+        s.launcher_of(3, (1, 4), None);
+        s.pass(Span::from_millis(50));
+        let alone = Record {
+            members: vec![member(3)],
+            ..next(&record(3, 1), 1)
+        };
+        let digest = alone.digest();
+        let record = Arc::new(alone);
+        s.hears(0, JobMessage::Decided { record });
+        s.says(ToAgent::Leave { grace_ms: 1_000 });
+        s.says(ToAgent::Stopped { digest });
+        s.pass(Span::from_millis(10));
+        let job = s.agent.job(&key("j")).unwrap();
+        assert_eq!(job.head().map(|(r, _)| r.kind), Some(Kind::Dormant));
+        // Those of the generation before may run.
+        assert_eq!(waits(&s).map(|(nodes, _)| nodes), Some(vec![]));
+        says(&mut s, 0, digest, seconds, seconds > 0);
+        assert_eq!(waits(&s), then);
+        // Of another generation it says nothing.
+        says(&mut s, 1, digest, 20, true);
+        assert_eq!(waits(&s), then);
     }
 }
