@@ -238,7 +238,7 @@ struct Watched {
 #[derive(Clone, Debug)]
 pub struct Membership {
     config: Config,
-    /// The longest `suspect_after` that a watched peer may keep. Its lease follows from that.
+    /// The longest `suspect_after` that a peer keeps, as far as it has said. Its lease follows from that.
     longest: Span,
     peers: BTreeMap<Key, Watched>,
     /// When each is looked at again. A postponement meanwhile is noticed then.
@@ -264,9 +264,9 @@ impl Membership {
         }
     }
 
-    /// A watched peer may keep so long a `suspect_after`.
+    /// A peer keeps this `suspect_after`.
     pub fn allow_for(&mut self, suspect_after: Span) {
-        self.longest = suspect_after.max(self.config.suspect_after);
+        self.longest = self.longest.max(suspect_after);
     }
 
     /// `None` for a peer that is not watched as the home of this launcher.

@@ -21,6 +21,7 @@ impl Agent {
     pub(super) fn on_hello(&mut self, from: NodeId, hello: Hello, now: Time) {
         let adverts = hello.jobs.clone();
         self.compare_timeouts(from, hello.timeouts);
+        self.detector.allow_for(hello.timeouts.suspect_after);
         let peer = self.peers.map.entry(from).or_default();
         let came = peer.greeted.is_none();
         let news = came || peer.hello.as_ref() != Some(&hello);

@@ -63,7 +63,7 @@ impl Agent {
     }
 
     /// A start that waits for its lease does not wait for the next regular heartbeat, nor does a place for the word of the
-    /// agent that is to get it.
+    /// agent that is to get it, nor a launcher for that of one that does not answer it.
     pub(super) fn ping_urgent(&mut self, now: Time) {
         if now < self.urgent_at {
             return;
@@ -85,7 +85,7 @@ impl Agent {
         }
     }
 
-    /// An agent is there that is to get a place.
+    /// An agent is there that was asked for a word.
     pub(super) fn is_there(&mut self, node: NodeId, now: Time) {
         let jobs = self.jobs.iter();
         let waiting = jobs.filter(|(_, job)| job.asks_for_word(now).any(|n| n == node));
@@ -162,15 +162,11 @@ impl Agent {
     /// Has the failure detector watch what the jobs want watched now.
     pub(super) fn rewatch(&mut self, now: Time) {
         let mut wanted = BTreeMap::new();
-        // Of one that was dropped only its hello says it.
-        let mut longest = self.peers.timeouts().suspect_after;
         for key in self.jobs.keys().cloned().collect::<Vec<_>>() {
             self.with_job(&key, now, |job, ctx| {
-                longest = longest.max(job.timeouts(ctx).suspect_after);
                 wanted.insert(key.clone(), job.watches(ctx));
             });
         }
-        self.detector.allow_for(longest);
         wanted.retain(|_, guards| !guards.is_empty());
         let watched = self.watching.iter().map(|(key, w)| (key, &w.guards));
         let others = !wanted.iter().eq(watched);

@@ -168,17 +168,18 @@ impl Agent {
         }
         let stored = stored.into();
         let past = Past::decode(&stored.past).map_err(|e| Error::Stored("past".into(), e))?;
-        let mut jobs = BTreeMap::new();
-        for (key, bytes) in stored.jobs {
-            let durable = Durable::decode(&bytes).map_err(|e| Error::Stored(key.to_string(), e))?;
-            jobs.insert(key, Job::restore(durable));
-        }
-        let detector = Membership::new(membership::Config {
+        let mut detector = Membership::new(membership::Config {
             suspect_after: cfg.suspect_after,
             agent_grace: cfg.agent_grace,
             ping_every: Span(cfg.suspect_after.0 / 8),
             ..membership::Config::default()
         });
+        let mut jobs = BTreeMap::new();
+        for (key, bytes) in stored.jobs {
+            let durable = Durable::decode(&bytes).map_err(|e| Error::Stored(key.to_string(), e))?;
+            detector.allow_for(durable.timeouts.suspect_after);
+            jobs.insert(key, Job::restore(durable));
+        }
         let mut agent = Agent {
             rng: Rng::new(cfg.seed),
             peers: Peers {
@@ -290,8 +291,8 @@ impl Agent {
         let urgent = self
             .jobs
             .values()
-            .any(Job::lease_urgent)
-            .then_some((self.urgent_at, "ask for a lease"));
+            .any(|j| j.lease_urgent() || j.awaits_answer())
+            .then_some((self.urgent_at, "ask for a lease, or a word"));
         let greet = self.greet_at.map(|at| (at, "a peer without a hello"));
         self.jobs
             .values()

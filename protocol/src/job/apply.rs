@@ -115,6 +115,7 @@ impl Job {
             return;
         }
         let since = *self.applicant.since.get_or_insert(ctx.now);
+        self.pass_over_silent(ctx);
         if !self.follows_log(ctx) {
             // The log's own wakes lead here again.
             if let Some((door, _)) = self.applicant.asked.take() {
@@ -129,7 +130,6 @@ impl Job {
             // The ticket says for how long a start waits, and holds until it is said again.
             return;
         }
-        self.pass_over_silent(ctx);
         let Some(door) = self.door(ctx) else {
             self.wake_at(ctx.now + REPEAT, "look for somebody to join");
             return;
@@ -213,22 +213,32 @@ impl Job {
     /// lowest agent. Those that go on by an operator's word meet at one of theirs, for nobody else knows that word.
     pub(super) fn meeting_place(&self, ctx: &Ctx<'_>) -> Option<NodeId> {
         let continues = self.durable.continues.as_ref();
-        let given_up = |n: &NodeId| continues.is_some_and(|c| c.without.contains(n));
         let before = self.before.as_ref();
         let before = before.filter(|b| continues.is_some_and(|c| c.parent == b.digest));
+        let silent =
+            |n: NodeId| self.applicant.unanswered.is_silent(n) || self.is_continued_without(n);
         let of = self.live().or(before).into_iter();
         let mut members = of.flat_map(|h| &h.record.members);
         let there = |m: &&Member| {
-            let well = !self.is_lost(ctx, m) && !ctx.peers.away(m.node);
-            ctx.reachable(m.node) && well && !given_up(&m.node)
+            // Without a generation nobody watches them.
+            let well = match self.live() {
+                Some(_) => !self.is_lost(ctx, m) && !ctx.peers.away(m.node),
+                None => !silent(m.node),
+            };
+            ctx.reachable(m.node) && well
         };
-        let silent = |n: &NodeId| self.applicant.unanswered.is_silent(*n);
         let lowest = || {
             let all = ctx.peers.connected_nodes().chain([ctx.me()]);
-            let all = all.filter(|n| !silent(n) && !given_up(n));
+            let all = all.filter(|n| !silent(*n));
             all.min_by_key(|n| self.meeting_order(ctx, *n))
         };
         members.find(there).map(|m| m.node).or_else(lowest)
+    }
+
+    /// Whether a person had the job go on without this node, and nothing was decided since.
+    fn is_continued_without(&self, node: NodeId) -> bool {
+        let continues = self.durable.continues.as_ref();
+        continues.is_some_and(|c| c.without.contains(&node))
     }
 
     /// Those before others are met at first. One that cannot store its vote begins no life.
@@ -250,7 +260,8 @@ impl Job {
         if rounds < 2 || self.live().is_some() || self.applicant.referred.is_some() {
             return None;
         }
-        let mut doors: Vec<NodeId> = ctx.peers.connected_nodes().chain([ctx.me()]).collect();
+        let doors = ctx.peers.connected_nodes().chain([ctx.me()]);
+        let mut doors: Vec<NodeId> = doors.filter(|n| !self.is_continued_without(*n)).collect();
         doors.sort_unstable();
         let turn = usize::try_from(rounds - 1).unwrap_or(0);
         doors.get(turn % doors.len()).copied()

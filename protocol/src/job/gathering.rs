@@ -307,8 +307,13 @@ impl Job {
     pub(crate) fn asks_for_word(&self, now: Time) -> impl Iterator<Item = NodeId> {
         let asked = self.gathering.asked.as_ref();
         let asked = asked.filter(|a| now < a.until);
-        let newcomers = asked.into_iter().flat_map(|a| &a.silent);
-        newcomers.chain(self.applicant.unanswered.asked()).copied()
+        let newcomers = asked.into_iter().flat_map(|a| &a.silent).copied();
+        newcomers.chain(self.applicant.unanswered.asked())
+    }
+
+    /// Whether an agent is asked for a word that does not answer a launcher here.
+    pub(crate) fn awaits_answer(&self) -> bool {
+        self.applicant.unanswered.asked().next().is_some()
     }
 
     /// Whether the agent of this ticket was there when places were to be given away, if they are.

@@ -360,24 +360,35 @@ impl Job {
         }
     }
 
-    /// The word on the generation that this agent had ended before that came: it says for whom the end waits.
+    /// A word on the generation that this agent had ended before that came: it says for whom the end waits. Each of those
+    /// that know may say it, and the longest counts.
     fn learn_late(&mut self, ctx: &mut Ctx<'_>, from: NodeId, ms: u32, nodes: &[(NodeId, u32)]) {
-        self.unsure_of = None;
         self.forgotten = None;
-        self.words.first.get_or_insert(from);
-        self.take_word(ctx, from, ms, nodes);
+        let word = self.word_of(ctx, ms, nodes);
+        let first = self.words.first.and_then(|f| self.words.newest.get(&f));
+        if first.is_none_or(|f| f.until < word.until) {
+            self.words.first = Some(from);
+        }
+        if ms > 0 {
+            self.words.add(from, word);
+        }
         self.say_end_held(ctx);
         self.store_wait(ctx);
     }
 
-    /// Keeps the word of another agent, which says by itself when the wait is over.
-    fn take_word(&mut self, ctx: &Ctx<'_>, from: NodeId, ms: u32, nodes: &[(NodeId, u32)]) {
+    /// That word, from now on: for no longer than workers go on without an agent.
+    fn word_of(&self, ctx: &Ctx<'_>, ms: u32, nodes: &[(NodeId, u32)]) -> Word {
         let most = ctx.peers.timeouts().max(self.timeouts(ctx));
         let most = Span(most.agent_grace.0.saturating_add(most.suspect_after.0));
         let after = |ms: u32| ctx.now + Span::from_millis(ms.into()).min(most);
         let nodes: BTreeMap<NodeId, Time> = nodes.iter().map(|(n, ms)| (*n, after(*ms))).collect();
         let until = nodes.values().copied().max().unwrap_or(after(ms));
-        let word = Word { until, nodes };
+        Word { until, nodes }
+    }
+
+    /// Keeps the word of another agent, which says by itself when the wait is over.
+    fn take_word(&mut self, ctx: &Ctx<'_>, from: NodeId, ms: u32, nodes: &[(NodeId, u32)]) {
+        let word = self.word_of(ctx, ms, nodes);
         if self.live().is_some() {
             // What was said of those that a generation dropped holds until they have stopped.
             if ms > 0 {

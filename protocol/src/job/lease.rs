@@ -159,7 +159,7 @@ impl Job {
     // ---- the leases of those who are no members any more ----
 
     /// The longest times that a member of the head keeps, as far as this agent knows.
-    pub(crate) fn timeouts(&self, ctx: &Ctx<'_>) -> Timeouts {
+    pub(super) fn timeouts(&self, ctx: &Ctx<'_>) -> Timeouts {
         self.durable.timeouts.max(ctx.cfg.timeouts())
     }
 

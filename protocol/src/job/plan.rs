@@ -341,15 +341,18 @@ impl Job {
         record: &Record,
         a: &Assessment,
     ) -> Option<Time> {
-        let quiet = self.gathering.last_new + record.spec.form_quiet();
         let few = a.survivors.len() < usize::from(record.spec.min_nodes);
         let idle = record.is_short() || few && a.cut.is_empty();
-        if ctx.now >= quiet || !idle || a.finished || a.cancel || !a.leaving.is_empty() {
+        if !idle || a.finished || a.cancel || !a.leaving.is_empty() {
             return None;
         }
-        let room = a.room(record);
-        let come = self.candidates(ctx, record).len();
-        (0 < come && come < room).then_some(quiet)
+        let come = self.candidates(ctx, record);
+        // The one with which there were enough: those before it waited in any case.
+        let needed = usize::from(record.spec.min_nodes).saturating_sub(a.survivors.len());
+        let enough = come.get(needed.saturating_sub(1)).or(come.last())?;
+        let quiet = self.gathering.last_new + record.spec.form_quiet();
+        let quiet = quiet.min(enough.first + record.spec.join_max());
+        (ctx.now < quiet && come.len() < a.room(record)).then_some(quiet)
     }
 
     /// The record that should follow the head, as things stand; `None` while too few nodes are

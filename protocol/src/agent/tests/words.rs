@@ -212,8 +212,17 @@ fn a_word_that_comes_after_the_end_says_for_whom_the_end_waits() {
         assert_eq!(waits(&s).map(|(nodes, _)| nodes), Some(vec![]));
         says(&mut s, 0, digest, seconds, seconds > 0);
         assert_eq!(waits(&s), then);
-        // Of another generation it says nothing.
-        says(&mut s, 1, digest, 20, true);
+        // What is said of another generation does not count, nor a shorter time; a longer one does, and goes on.
+        says(&mut s, 1, Digest([7; 32]), 25, true);
+        says(&mut s, 1, digest, 0, false);
         assert_eq!(waits(&s), then);
+        s.sent.clear();
+        says(&mut s, 1, digest, 20, true);
+        assert_eq!(waits(&s), Some((vec![node(0)], 20)));
+        let told = |(to, body): &(NodeId, JobMessage)| match body {
+            JobMessage::Held { ms, .. } => *to == node(2) && *ms > 19_000,
+            _ => false,
+        };
+        assert!(s.sent.iter().any(told), "{:?}", s.sent);
     }
 }
