@@ -236,11 +236,11 @@ impl Case {
         let at = self.ends(life);
         let nodes = self.nodes_of(life);
         let first = nodes.start;
-        let kill = |node| Fault::NodeCrash {
+        let kill = |node, (before_end, down)| Fault::NodeCrash {
             node,
             down: match self.embedded {
-                true => self.gap.ns() - 100 * MS,
-                false => SEC,
+                true => before_end + self.gap.ns() - 100 * MS,
+                false => down,
             },
             new_disk: self.state_lost,
             relaunch: false,
@@ -266,19 +266,8 @@ impl Case {
                 let lost = at - CONTINUED;
                 // Those that are left are no majority.
                 let left = nodes.end - 2;
-                let dead_for = match self.embedded {
-                    true => CONTINUED + self.gap.ns() - 100 * MS,
-                    false => DEAD,
-                };
-                faults.extend((nodes.start..left).map(|node| {
-                    let fault = Fault::NodeCrash {
-                        node,
-                        down: dead_for,
-                        new_disk: self.state_lost,
-                        relaunch: false,
-                    };
-                    (lost, fault)
-                }));
+                let dead = (nodes.start..left).map(|node| (lost, kill(node, (CONTINUED, DEAD))));
+                faults.extend(dead);
                 faults.push((
                     lost + 2 * SEC,
                     Fault::Continue {
@@ -295,7 +284,7 @@ impl Case {
                 (at, fault)
             })),
             End::NodesKilled | End::Mixed => {
-                faults.extend(nodes.clone().map(|node| (at, kill(node))));
+                faults.extend(nodes.clone().map(|node| (at, kill(node, (0, SEC)))));
             }
         }
         if self.embedded && self.end_of(life) != End::NodesKilled {

@@ -3,7 +3,7 @@
 use muster_tests::sim::clock::{MS, SEC};
 use muster_tests::sim::setup::{Fault, Torn};
 
-use super::{AT, Case, GRACE, LOSS, MOMENT, STOP_LIMIT, With, departures, one};
+use super::{AT, Case, GRACE, LOSS, MOMENT, STOP_LIMIT, With, departures, drain, leave, one};
 
 fn crash(node: usize, down: u64, torn: Torn) -> Fault {
     Fault::AgentCrash {
@@ -252,11 +252,7 @@ pub(crate) fn cases(node: usize, other: usize, nodes: usize, store: bool) -> Vec
         ),
         full(
             "a disk that is full when a node leaves",
-            Fault::Leave {
-                node: other,
-                grace_ms: 5_000,
-                relaunch_after: None,
-            },
+            leave(other),
             &[other],
             1,
             GRACE + LOSS,
@@ -371,16 +367,6 @@ fn stuck_and_another(
     node: usize,
     other: usize,
 ) -> Vec<Case> {
-    let leave = |node| Fault::Leave {
-        node,
-        grace_ms: 5_000,
-        relaunch_after: None,
-    };
-    let drain = |node| Fault::Drain {
-        node,
-        grace_ms: 5_000,
-        back_after: 3 * SEC,
-    };
     let crash = Fault::LauncherCrash {
         node: other,
         relaunch_after: None,

@@ -112,16 +112,28 @@ struct Shape {
     live: bool,
 }
 
+fn leave(node: usize) -> Fault {
+    Fault::Leave {
+        node,
+        grace_ms: 5_000,
+        relaunch_after: None,
+    }
+}
+
+fn drain(node: usize) -> Fault {
+    Fault::Drain {
+        node,
+        grace_ms: 5_000,
+        back_after: 3 * SEC,
+    }
+}
+
 /// A node that goes by order, for good and for a while.
 fn departures(node: usize) -> [Case; 2] {
     [
         one(
             "a node that leaves",
-            Fault::Leave {
-                node,
-                grace_ms: 5_000,
-                relaunch_after: None,
-            },
+            leave(node),
             &[node],
             1,
             GRACE + LOSS,
@@ -129,11 +141,7 @@ fn departures(node: usize) -> [Case; 2] {
         ),
         one(
             "a node that is drained",
-            Fault::Drain {
-                node,
-                grace_ms: 5_000,
-                back_after: 3 * SEC,
-            },
+            drain(node),
             &[node],
             2,
             GRACE + LOSS,
