@@ -17,10 +17,10 @@ pub const WIRE_VERSION: u8 = 13;
 
 /// The version of what an agent stores. Frames of wire version 1 were stored before there was one:
 /// their first byte is 1.
-pub const STORED_VERSION: u8 = 4;
+pub const STORED_VERSION: u8 = 5;
 
 /// The one before, which is still read: an upgrade of the agent keeps its jobs.
-const STORED_BEFORE: u8 = 3;
+const STORED_BEFORE: u8 = 4;
 
 /// The most bytes of one frame, version byte included. Control messages are small; the bound is
 /// set by a record with 1,024 members.

@@ -87,6 +87,7 @@ fn run(owner: u8, store: &mut BTreeMap<u64, Vec<u8>>) -> ToLauncher {
         }
         while let Some(effect) = agent.poll_effect() {
             match effect {
+                Effect::Persist { key, .. } => events.insert(0, Event::Persisted { key }),
                 Effect::Store { key, effect } => {
                     let event = answer(effect, store);
                     events.insert(0, Event::Store { key, event });

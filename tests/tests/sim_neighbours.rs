@@ -215,7 +215,8 @@ impl World {
         while let Some(effect) = self.agents[i].as_mut().and_then(Agent::poll_effect) {
             match effect {
                 Effect::Persist { key, bytes } => {
-                    self.stored[i].insert(key, bytes);
+                    self.stored[i].insert(key.clone(), bytes);
+                    self.put(i, Event::Persisted { key });
                 }
                 Effect::Forget { key, past } => {
                     self.stored[i].remove(&key);

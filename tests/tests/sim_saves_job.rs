@@ -267,7 +267,8 @@ impl World {
         while let Some(effect) = self.nodes[i].agent.as_mut().and_then(Agent::poll_effect) {
             match effect {
                 Effect::Persist { key, bytes } => {
-                    self.nodes[i].stored.insert(key, bytes);
+                    self.nodes[i].stored.insert(key.clone(), bytes);
+                    self.put(i, Event::Persisted { key });
                 }
                 Effect::Send { to, message } => {
                     let frame = message.encode().expect("within the limits");

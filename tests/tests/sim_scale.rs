@@ -289,6 +289,9 @@ impl World {
                     let event = Event::Message { from, message };
                     self.put(now + ONE_WAY, to, Item::Event(Box::new(event)));
                 }
+                Effect::Persist { key, .. } => {
+                    self.put(now, i, Item::Event(Box::new(Event::Persisted { key })));
+                }
                 Effect::ToLauncher { frame, .. } => self.tell_launcher(i, now, frame),
                 Effect::Probe { node: of, id, .. } => {
                     let place = *self.places.get(&of).expect("a node");

@@ -149,7 +149,7 @@ impl Trace {
 }
 
 /// A member that was dropped, and is back when all that knew for whom a start waits are gone, waits for those that were
-/// dropped with it: few starts do.
+/// dropped with it, until they say that they have ended: few starts do.
 #[test]
 fn nodes_that_are_all_lost_and_come_back_train_soon() {
     let after = (0..100).flat_map(|seed| {
@@ -159,7 +159,7 @@ fn nodes_that_are_all_lost_and_come_back_train_soon() {
     let after: Vec<u64> = after.collect();
     let late: Vec<u64> = after.iter().copied().filter(|ns| *ns > PROMPT).collect();
     assert!(
-        late.len() * 100 <= after.len(),
+        late.len() * 200 <= after.len(),
         "{} of {}: {late:?}",
         late.len(),
         after.len()

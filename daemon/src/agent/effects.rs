@@ -13,13 +13,19 @@ use muster_protocol::wire::Message;
 use muster_protocol::{JobKey, LauncherId, NodeId, codec};
 
 use super::clients::{self, Launcher, MAX_HINDRANCES, hindrances};
-use super::{Input, Node, blob_name, history, probe};
+use super::disk::Write;
+use super::{Input, Node, history, probe};
 use crate::socket::Received;
+use crate::state::StateError;
+
+/// The errno of a write that has been under way for too long.
+const TIMED_OUT: i32 = rustix::io::Errno::TIMEDOUT.raw_os_error();
 
 /// Why a state directory takes no write, for people.
 pub(super) fn refused_write(errno: i32) -> String {
     match errno {
         ..=0 => "a write failed".to_owned(),
+        TIMED_OUT => "the disk does not answer".to_owned(),
         errno => std::io::Error::from_raw_os_error(errno).to_string(),
     }
 }
@@ -54,20 +60,15 @@ fn words(effect: &Effect) -> String {
 }
 
 impl Node {
-    /// Carries out what the core wants, in order. Effects that follow a write of a job wait for it.
+    /// Carries out what the core wants, in order.
     pub(super) fn effects(&mut self) {
         while let Some(effect) = self.core.poll_effect() {
             muster_fault::point_on("agent.effect", || words(&effect));
             match effect {
-                Effect::Persist { key, bytes } => self.persist(key, &bytes),
+                Effect::Persist { key, bytes } => self.disk.write(Write::Job { key, bytes }),
                 Effect::Forget { key, past } => {
-                    // Until what is remembered instead is durable, the old state stays.
-                    let result = self.state.save_past(&past);
-                    let result = result.and_then(|()| self.state.remove(&blob_name(&key)));
                     self.unstored.remove(&key);
-                    if let Err(error) = result {
-                        tracing::warn!(job = %key, %error, "old state stays");
-                    }
+                    self.disk.write(Write::Forget { key, past });
                 }
                 Effect::Send { to, message } => self.send(to, &message),
                 Effect::Probe { node, id, guard } => self.probe(node, id, guard),
@@ -84,13 +85,12 @@ impl Node {
             .set(i64::try_from(jobs).unwrap_or(i64::MAX));
     }
 
-    fn persist(&mut self, key: JobKey, bytes: &[u8]) {
-        let began = std::time::Instant::now();
-        let result = self.state.save(&blob_name(&key), bytes);
-        self.metrics.persisted(began.elapsed());
+    /// The disk is done with a write of a job's state.
+    pub(super) fn stored(&mut self, key: JobKey, took: Duration, result: Result<(), StateError>) {
+        self.metrics.persisted(took);
         let Err(error) = result else {
             self.unstored.remove(&key);
-            return;
+            return self.apply(Event::Persisted { key });
         };
         let errno = error.errno();
         // It is tried again each second.
@@ -103,9 +103,6 @@ impl Node {
             self.unstored.insert(key.clone(), text);
         }
         self.apply(Event::PersistFailed { key, errno });
-        if is_new {
-            self.tell_hindrances();
-        }
     }
 
     fn send(&mut self, to: NodeId, message: &Message) {

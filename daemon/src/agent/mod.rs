@@ -2,6 +2,7 @@
 //! synchronously, and carry out the effects in their order. No lock is shared between tasks.
 
 mod clients;
+mod disk;
 mod effects;
 mod heirs;
 mod held;
@@ -16,7 +17,7 @@ mod stores;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use muster_protocol::agent::{Agent, Config, ConnId, Event, Flaws};
@@ -38,7 +39,7 @@ use crate::net::{Identity, Net, NetConfig, NetEvent, Refusal};
 use crate::notify::Notifier;
 use crate::seldom::Seldom;
 use crate::socket::{Conn, Listener, NoRoom, Received, Sender};
-use crate::state::StateDir;
+use crate::state::{StateDir, StateError};
 
 /// Inputs that may wait for the loop.
 const QUEUE: usize = 1_024;
@@ -47,6 +48,8 @@ const UNANSWERED: std::time::Duration = std::time::Duration::from_secs(2);
 /// How often the loop does what is due now and then, and tells the service manager that it turns.
 const BEAT: Duration = Duration::from_secs(2);
 const MIN_BEAT: Duration = Duration::from_millis(100);
+/// How long a drained agent stays for what others may still ask.
+const LINGER: Span = Span::from_millis(300);
 
 /// How an agent is set up; made from the configuration, or by a launcher that embeds one.
 #[derive(Debug)]
@@ -131,6 +134,14 @@ enum Input {
     Unanswered {
         addr: SocketAddr,
     },
+    /// A write of a job's state is over.
+    Stored {
+        key: JobKey,
+        took: Duration,
+        result: Result<(), StateError>,
+    },
+    /// That of the peers' addresses is.
+    PeersStored,
     /// This node goes away.
     Drain {
         grace: Option<Span>,
@@ -161,8 +172,8 @@ impl Handle {
 /// State that an ended agent leaves.
 #[derive(Debug)]
 pub struct Ended {
-    /// Its state directory, still locked.
-    pub state: StateDir,
+    /// Its state directory, still locked; none where its disk does not answer.
+    pub state: Option<StateDir>,
     /// Every job that it knew is over, and every node of these knows that: nobody asks for what is in its state.
     pub finished: bool,
 }
@@ -185,7 +196,8 @@ struct Client {
 pub struct Node {
     core: Agent,
     net: Net,
-    state: StateDir,
+    disk: disk::Disk,
+    state_dir: PathBuf,
     clients: BTreeMap<ConnId, Client>,
     next_conn: u64,
     looks: looks::Looks,
@@ -207,7 +219,11 @@ pub struct Node {
     probe_limit: Duration,
     notifier: Option<Notifier>,
     peers_changed: bool,
+    /// Their addresses are being written.
+    writes_peers: bool,
     quit: bool,
+    /// Since when nobody is waited for, and until when it stays all the same.
+    drained: Option<Time>,
     linger: Option<Time>,
 }
 
@@ -299,7 +315,8 @@ impl Node {
         let node = Node {
             core,
             net,
-            state: setup.state,
+            state_dir: setup.state.path().to_owned(),
+            disk: disk::Disk::start(setup.state, tx.clone()),
             clients: BTreeMap::new(),
             next_conn: 0,
             looks: looks::Looks::default(),
@@ -322,7 +339,9 @@ impl Node {
             probe_limit: setup.suspect_after.to_std() / 4,
             notifier: setup.notifier,
             peers_changed: false,
+            writes_peers: false,
             quit: false,
+            drained: None,
             linger: None,
         };
         node.health.not_ready.send_replace(Vec::new());
@@ -366,9 +385,11 @@ impl Node {
         }
         self.remember();
         self.net.close().await;
+        // Nobody hears how the last writes went.
+        self.rx.close();
         Ended {
             finished: self.core.jobs().all(|job| job.is_settled()),
-            state: self.state,
+            state: self.disk.close().await,
         }
     }
 
@@ -382,7 +403,8 @@ impl Node {
     }
 
     fn beat(&mut self) {
-        if std::mem::take(&mut self.peers_changed) {
+        if self.peers_changed && !self.writes_peers {
+            self.peers_changed = false;
             self.remember();
         }
         self.tell_manager(Notifier::watchdog);
@@ -400,14 +422,20 @@ impl Node {
     /// A drained agent goes once its launchers are gone; the others have what they need by then.
     fn leave_when_done(&mut self) {
         if !self.core.is_draining() || self.core.is_drain_awaited(clock::now()) {
-            self.linger = None;
+            (self.drained, self.linger) = (None, None);
             return;
         }
-        let until = *self
-            .linger
-            .get_or_insert(clock::now() + Span::from_millis(300));
-        if clock::now() >= until {
-            self.quit = true;
+        let now = clock::now();
+        let since = self.drained.get_or_insert(now);
+        let last = *since + Span::from(disk::LAST_WAIT);
+        let until = self.linger.get_or_insert(now + LINGER);
+        if now < *until {
+            return;
+        }
+        // What waits for the disk is said before it goes.
+        match self.core.is_carried_out() || now >= last {
+            true => self.quit = true,
+            false => *until = now + LINGER,
         }
     }
 
@@ -556,6 +584,8 @@ impl Node {
                     self.warn_launchers(addr.to_string(), text);
                 }
             }
+            Input::Stored { key, took, result } => self.stored(key, took, result),
+            Input::PeersStored => self.writes_peers = false,
             Input::Drain { grace, reason } => {
                 let grace = grace.unwrap_or(self.sigterm_grace);
                 tracing::info!(%grace, reason, "draining this node");
@@ -584,10 +614,9 @@ impl Node {
             addrs: addrs.take(REMEMBERED).collect(),
             hosts: hosts.take(REMEMBERED).collect(),
         };
-        if let Ok(bytes) = codec::encode_frame(&remembered)
-            && let Err(error) = self.state.save_peers(&bytes)
-        {
-            tracing::warn!(%error, "the peers' addresses are not remembered");
+        if let Ok(bytes) = codec::encode_frame(&remembered) {
+            self.writes_peers = true;
+            self.disk.write(disk::Write::Peers { bytes });
         }
     }
 }

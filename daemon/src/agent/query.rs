@@ -230,7 +230,7 @@ impl Node {
             "node": config.node.hex(), "host": config.host, "version": config.version,
             "cluster": config.cluster, "pid": config.pid, "boot": config.boot.0,
             "listening": self.listening, "draining": self.core.is_draining(),
-            "state_dir": self.state.path(), "unstored": self.core.unstored().map(refused_write),
+            "state_dir": self.state_dir, "unstored": self.core.unstored().map(refused_write),
             "peers_connected": self.core.peers().connected_nodes().count(),
             "jobs": here.len(), "job_ids": here, "hung": hung, "at_rest": at_rest, "replicas_behind": behind,
             "secret": self.facts.secret, "labels": self.facts.labels,

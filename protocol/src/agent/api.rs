@@ -144,8 +144,11 @@ pub enum Event {
         key: JobKey,
         value: Option<u64>,
     },
-    /// The last [`Effect::Persist`] of this job did not reach the disk. The effects of the job that
-    /// followed it were dropped by the driver.
+    /// The last [`Effect::Persist`] of this job is durable.
+    Persisted {
+        key: JobKey,
+    },
+    /// The last [`Effect::Persist`] of this job did not reach the disk.
     PersistFailed {
         key: JobKey,
         /// Why; 0 where the system named no errno.
@@ -164,10 +167,11 @@ pub enum Event {
     },
 }
 
-/// Something to do, in this order. An effect that follows a `Persist` may only be carried out once that is durable.
+/// Something to do, in this order. The effects that rest on a `Persist` follow once the driver has said how it went.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Replace this job's durable state.
+    /// Replace this job's durable state, and answer with [`Event::Persisted`] or [`Event::PersistFailed`]. There is
+    /// no other one of this job until then.
     Persist {
         key: JobKey,
         bytes: Vec<u8>,
@@ -222,7 +226,8 @@ pub enum Notice {
         theirs: Timeouts,
         mine: Timeouts,
     },
-    /// A peer's state directory refuses writes, with this errno; `None`: it takes them again.
+    /// A node's state directory refuses writes, with this errno; `None`: it takes them again. ETIMEDOUT: a write has
+    /// been under way for longer than `suspect_after`.
     Unstored {
         node: NodeId,
         errno: Option<i32>,

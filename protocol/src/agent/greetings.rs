@@ -11,6 +11,8 @@ use crate::wire::{Hello, MAX_JOBS, Message, Timeouts};
 
 /// For so long after a write was refused, the next ones are thought to be. One is tried each second.
 const UNSTORED: Span = Span::from_millis(2_500);
+/// The errno of a write that takes too long: ETIMEDOUT of Linux.
+const TIMED_OUT: i32 = 110;
 
 fn wants_hello(peer: &Peer) -> bool {
     let unstored = peer.hello.as_ref().is_some_and(|h| h.unstored.is_some());
@@ -129,15 +131,34 @@ impl Agent {
     /// The state directory refused a write, which will be tried again. Others learn it: they may wait for this voter.
     pub(super) fn is_unstored(&mut self, errno: i32, now: Time) {
         let before = self.unstored.replace((errno, now + UNSTORED));
-        if before.is_none() {
-            self.greet_all(|j| j.is_live() || j.gathers());
+        if before.is_none_or(|(known, _)| known != errno) {
+            self.tell_of_writes();
         }
     }
 
-    pub(super) fn is_stored_again(&mut self, now: Time) {
-        if self.unstored.take_if(|(_, until)| now >= *until).is_some() {
-            self.greet_all(|j| j.is_live() || j.gathers());
+    /// When the write that has been under way for the longest time takes so long that it counts as refused, and
+    /// for how long that was known already.
+    pub(super) fn slow_write_at(&self) -> Option<Time> {
+        let since = self.jobs.values().filter_map(Job::writes_since).min()?;
+        let slow = since + self.cfg.suspect_after;
+        Some(self.unstored.map_or(slow, |(_, until)| slow.max(until)))
+    }
+
+    /// Others learn that the disk takes too long for a write, or takes writes again.
+    pub(super) fn look_at_writes(&mut self, now: Time) {
+        if self.slow_write_at().is_some_and(|at| now >= at) {
+            self.is_unstored(TIMED_OUT, now);
         }
+        if self.unstored.take_if(|(_, until)| now >= *until).is_some() {
+            self.tell_of_writes();
+        }
+    }
+
+    fn tell_of_writes(&mut self) {
+        let (node, errno) = (self.cfg.node, self.unstored());
+        let notice = Notice::Unstored { node, errno };
+        self.effects.push_back(Effect::Notice(notice));
+        self.greet_all(|j| j.is_live() || j.gathers());
     }
 
     /// Says hello to all.

@@ -268,6 +268,11 @@ impl Agent {
         self.draining.is_some()
     }
 
+    /// Whether all that the jobs wanted done is done, and no write is under way.
+    pub fn is_carried_out(&self) -> bool {
+        self.jobs.values().all(Job::is_carried_out)
+    }
+
     /// Whether a drain still waits for launchers here. Its time over, it waits for none that does not answer.
     pub fn is_drain_awaited(&self, now: Time) -> bool {
         let over = self
@@ -284,7 +289,8 @@ impl Agent {
         if let Some(effect) = self.effects.pop_front() {
             return Some(effect);
         }
-        self.jobs.values_mut().find_map(Job::poll_effect)
+        let now = self.called;
+        self.jobs.values_mut().find_map(|job| job.poll_effect(now))
     }
 
     pub fn poll_timeout(&self) -> Option<(Time, &'static str)> {
@@ -302,6 +308,10 @@ impl Agent {
             .chain(greet)
             .chain(self.greet_again.map(|at| (at, "greet again")))
             .chain(self.unstored.map(|(_, at)| (at, "writes again")))
+            .chain(
+                self.slow_write_at()
+                    .map(|at| (at, "a write that takes long")),
+            )
             .min_by_key(|(at, _)| *at)
     }
 
@@ -327,7 +337,7 @@ impl Agent {
             self.with_job(&key, now, Job::drive);
         }
         self.ask_hellos(now);
-        self.is_stored_again(now);
+        self.look_at_writes(now);
         self.settle(now);
     }
 
@@ -431,6 +441,7 @@ impl Agent {
                 job.on_beacon(ctx, value);
                 job.drive(ctx);
             }),
+            Event::Persisted { key } => self.with_job(&key, now, Job::persisted),
             Event::PersistFailed { key, errno } => {
                 self.is_unstored(errno, now);
                 self.with_job(&key, now, Job::persist_failed);

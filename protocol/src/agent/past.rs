@@ -105,12 +105,7 @@ impl Agent {
     /// A job that nobody here takes part in needs no memory, unless its end must be remembered.
     pub(super) fn forget(&mut self, key: &JobKey) {
         let nothing = self.jobs.get(key).is_some_and(Job::is_blank);
-        if nothing
-            && self
-                .jobs
-                .get_mut(key)
-                .is_some_and(|j| j.poll_effect_is_empty())
-        {
+        if nothing && self.jobs.get_mut(key).is_some_and(|j| j.is_carried_out()) {
             self.remove_job(key);
         }
     }
@@ -139,7 +134,7 @@ impl Agent {
             return;
         }
         ended.sort();
-        let spoken = |key: &JobKey| self.jobs.get(key).is_some_and(Job::poll_effect_is_empty);
+        let spoken = |key: &JobKey| self.jobs.get(key).is_some_and(Job::is_carried_out);
         let oldest = ended.into_iter().map(|(_, key)| key);
         let oldest = oldest.filter(|key| spoken(key)).take(surplus).cloned();
         for key in oldest.collect::<Vec<_>>() {

@@ -204,6 +204,8 @@ pub(super) struct Scripted {
     pub(super) stored: BTreeMap<JobKey, Vec<u8>>,
     pub(super) past: Vec<u8>,
     pub(super) persists: usize,
+    /// Writes that are under way, where the disk takes time.
+    writing: Option<Vec<(JobKey, Vec<u8>)>>,
     /// Peers whose agents acknowledge leases.
     pub(super) grants: BTreeSet<NodeId>,
     /// Peers whose agents answer, and refuse them.
@@ -248,6 +250,7 @@ impl Scripted {
             stored,
             past,
             persists: 0,
+            writing: None,
             grants: BTreeSet::new(),
             refuses: BTreeSet::new(),
             probes: BTreeMap::new(),
@@ -283,11 +286,43 @@ impl Scripted {
         }
     }
 
+    fn wrote(&mut self, key: JobKey, bytes: Vec<u8>) {
+        self.stored.insert(key.clone(), bytes);
+        self.agent
+            .handle(Event::Persisted { key }, self.now)
+            .unwrap();
+    }
+
+    /// From now on a write is under way until the disk is said to be done.
+    pub(super) fn disk_takes_time(&mut self) {
+        self.writing.get_or_insert_default();
+    }
+
+    /// The disk takes none of the writes that are under way.
+    pub(super) fn disk_refuses(&mut self, errno: i32) {
+        for (key, _) in self.writing.replace(Vec::new()).into_iter().flatten() {
+            let failed = Event::PersistFailed { key, errno };
+            self.agent.handle(failed, self.now).unwrap();
+        }
+        self.carry_out();
+    }
+
+    /// The writes that are under way are durable.
+    pub(super) fn disk_is_done(&mut self) {
+        for (key, bytes) in self.writing.replace(Vec::new()).into_iter().flatten() {
+            self.wrote(key, bytes);
+        }
+        self.carry_out();
+    }
+
     fn effect(&mut self, effect: Effect) {
         match effect {
             Effect::Persist { key, bytes } => {
                 self.persists += 1;
-                self.stored.insert(key, bytes);
+                match &mut self.writing {
+                    Some(writing) => writing.push((key, bytes)),
+                    None => self.wrote(key, bytes),
+                }
             }
             Effect::Forget { key, past } => {
                 self.past = past;

@@ -2,6 +2,7 @@
 
 mod births;
 mod cancel;
+mod disk;
 mod ends;
 mod greetings;
 mod groups;

@@ -99,7 +99,10 @@ impl Alone {
         while let Some(effect) = self.agent.poll_effect() {
             match effect {
                 Effect::Persist { key, bytes } => {
-                    self.stored.insert(key, bytes);
+                    self.stored.insert(key.clone(), bytes);
+                    self.agent
+                        .handle(Event::Persisted { key }, self.now)
+                        .unwrap();
                 }
                 Effect::ToLauncher { conn, frame } => {
                     if matches!(frame, ToLauncher::Welcome { .. }) {

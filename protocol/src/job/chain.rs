@@ -288,7 +288,7 @@ impl Job {
         self.carry_rest(ctx, &record);
         self.durable.install(record.clone(), ctx.cfg.boot);
         self.forfeit_past(ctx, &record, before.as_ref());
-        self.durable.hold(self.held_ms(ctx), ctx.now);
+        self.hold(ctx);
         self.durable.timeouts = ctx.timeouts_of(&record);
         self.persist(ctx);
         if let Cause::NodesLost { nodes } = &record.cause
@@ -342,6 +342,7 @@ impl Job {
         if record.kind.is_terminal() && self.decides == Some(record.nonce) {
             self.tell_end_held(ctx);
         }
+        self.say_stopped_at_end(ctx);
         self.voter.on_install(&record);
         self.notice(Notice::Decided {
             key: self.key.clone(),

@@ -41,9 +41,8 @@ impl Job {
         self.unknown &= self.forgotten.is_some_and(|at| ctx.now < at);
         self.dropped.retain(|node, _| !record.has(*node));
         self.stopped.retain(|node| !record.has(*node));
-        let other_life = record.number == 1 || record.kind.is_terminal();
         self.stopped_here
-            .take_if(|_| other_life || record.has(ctx.me()));
+            .take_if(|_| record.number == 1 || record.has(ctx.me()));
         if record.number == 1 {
             self.stopped.clear();
             return;
@@ -314,7 +313,7 @@ impl Job {
         self.words.clear();
         self.forgotten = None;
         if self.durable.held_ms > 0 {
-            self.durable.hold(0, ctx.now);
+            self.durable.hold(0, Vec::new(), ctx.now);
             self.persist(ctx);
         }
     }
@@ -331,7 +330,8 @@ impl Job {
     /// Until when a start waits, as far as this agent knows by itself.
     pub(super) fn own_wait(&self, ctx: &Ctx<'_>) -> Option<Time> {
         let until = self.waited_for(ctx).map(|(_, until)| until);
-        let until = until.chain(self.forgotten).max();
+        let kept = self.told_until(ctx, Some(ctx.me()));
+        let until = until.chain(self.forgotten).chain(kept).max();
         until.filter(|at| ctx.now < *at)
     }
 

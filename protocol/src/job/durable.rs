@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::Continues;
 use crate::checkpoint::{LeaderState, NodeState};
 use crate::codec::{self, CodecError};
-use crate::ids::{Boot, Digest, JobKey};
+use crate::ids::{Boot, Digest, JobKey, NodeId};
 use crate::paxos::Acceptor;
 use crate::record::{CommitRef, Record};
 use crate::time::{Span, Time};
@@ -73,6 +73,8 @@ pub struct Durable {
     pub held_from: Option<Time>,
     /// The newest change of the head's voters.
     pub voters: Option<Arc<Record>>,
+    /// For whom a start of the head waits, and for how long for each, as `held_ms`; none: that is not known.
+    pub held_for: Vec<(NodeId, u32)>,
 }
 
 /// State that the cores of saving find again.
@@ -102,13 +104,16 @@ impl Durable {
             timeouts: Timeouts::default(),
             held_from: None,
             voters: None,
+            held_for: Vec::new(),
         }
     }
 
-    /// From `now` on a start of the head waits for so long.
-    pub fn hold(&mut self, ms: u32, now: Time) {
+    /// From `now` on a start of the head waits for so long, for these nodes, each with its own time; no nodes: for
+    /// whom is not known.
+    pub fn hold(&mut self, ms: u32, nodes: Vec<(NodeId, u32)>, now: Time) {
         self.held_ms = ms;
         self.held_from = (ms > 0).then_some(now);
+        self.held_for = nodes;
     }
 
     /// Forgets when the wait began, by another clock: of a boot before this one, or of another host, where the
@@ -119,7 +124,18 @@ impl Durable {
 
     /// The rest of that wait for an agent that was started anew.
     pub fn held(&self, now: Time) -> Span {
-        let held = Span::from_millis(self.held_ms.into());
+        self.left_of(self.held_ms, now)
+    }
+
+    /// The same for each node, where they are known.
+    pub fn held_each(&self, now: Time) -> impl Iterator<Item = (NodeId, Span)> + '_ {
+        let nodes = self.held_for.iter();
+        let nodes = nodes.map(move |(node, ms)| (*node, self.left_of(*ms, now)));
+        nodes.filter(|(_, left)| *left > Span::ZERO)
+    }
+
+    fn left_of(&self, ms: u32, now: Time) -> Span {
+        let held = Span::from_millis(ms.into());
         let passed = self.held_from.map_or(Span::ZERO, |from| now.since(from));
         Span(held.0.saturating_sub(passed.0))
     }
@@ -129,7 +145,7 @@ impl Durable {
     }
 
     pub fn decode(bytes: &[u8]) -> Result<Durable, CodecError> {
-        // Format 3 ended before `voters`.
+        // Format 4 ended before `held_for`.
         codec::decode_stored(bytes, &[0])
     }
 
@@ -152,7 +168,7 @@ impl Durable {
         self.voters = None;
         self.sent = None;
         self.saves = Saved::default();
-        self.hold(0, Time::ZERO);
+        self.hold(0, Vec::new(), Time::ZERO);
         self.adopted = None;
         self.timeouts = Timeouts::default();
     }

@@ -16,7 +16,7 @@ const MOST_ASKED: usize = 8;
 /// The words of other agents on the wait for nodes that may still train, and how far they went on from here.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Words {
-    /// The newest of each agent: it replaces the ones before.
+    /// The newest of each agent: it replaces the ones before. This agent's own is what the run before it stored.
     newest: BTreeMap<NodeId, Word>,
     /// The agent whose word goes on from here. Those of others do not: words would go round.
     first: Option<NodeId>,
@@ -95,6 +95,7 @@ impl Words {
             longer |= to > word.until + much;
             word.until = word.until.max(to);
             for until in word.nodes.values_mut() {
+                longer |= to > *until + much;
                 *until = to.max(*until);
             }
         }
@@ -157,8 +158,72 @@ impl Job {
 
     /// One that restarts waits as long as things stand now.
     pub(super) fn store_wait(&mut self, ctx: &mut Ctx<'_>) {
-        self.durable.hold(self.held_ms(ctx), ctx.now);
+        self.hold(ctx);
         self.persist(ctx);
+    }
+
+    pub(super) fn hold(&mut self, ctx: &Ctx<'_>) {
+        let (ms, nodes) = (self.held_ms(ctx), self.names_of_held(ctx));
+        self.durable.hold(ms, nodes, ctx.now);
+    }
+
+    /// What the run of this agent before this one stored of the wait.
+    pub(super) fn recall_wait(&mut self, ctx: &Ctx<'_>) {
+        let left = self.durable.held(ctx.now);
+        if left == Span::ZERO {
+            return;
+        }
+        let until = ctx.now + left;
+        let nodes = self.durable.held_each(ctx.now);
+        let nodes: BTreeMap<_, _> = nodes.map(|(node, left)| (node, ctx.now + left)).collect();
+        if nodes.is_empty() {
+            self.forgotten = Some(until);
+        } else {
+            self.words.newest.insert(ctx.me(), Word { until, nodes });
+        }
+    }
+
+    /// For whom a start of the head waits, in milliseconds from now; none where somebody may be among them who is not
+    /// known.
+    fn names_of_held(&self, ctx: &Ctx<'_>) -> Vec<(NodeId, u32)> {
+        let words = self.words.newest.values();
+        let mut words = words.filter(|w| ctx.now < w.until);
+        let forgot = self.forgotten.is_some_and(|at| ctx.now < at);
+        let unknown = self.unknown || forgot || words.any(|w| w.nodes.is_empty());
+        let tellers = self.words.newest.keys();
+        let told = tellers.flat_map(|teller| self.named(ctx, *teller));
+        match unknown {
+            true => Vec::new(),
+            false => self.with_dropped(ctx, told),
+        }
+    }
+
+    /// For whom this teller said that a start waits.
+    fn named(&self, ctx: &Ctx<'_>, teller: NodeId) -> impl Iterator<Item = (NodeId, Time)> {
+        let word = self.words.newest.get(&teller);
+        let nodes = word.into_iter().flat_map(|w| &w.nodes);
+        let nodes = nodes.map(|(node, until)| (*node, *until));
+        nodes.filter(|(n, until)| ctx.now < *until && self.is_waited_as_told(ctx, *n))
+    }
+
+    /// Those, and those that this agent knows by itself; none if they are too many for a list.
+    fn with_dropped(
+        &self,
+        ctx: &Ctx<'_>,
+        told: impl Iterator<Item = (NodeId, Time)>,
+    ) -> Vec<(NodeId, u32)> {
+        let mut nodes: BTreeMap<NodeId, Time> = BTreeMap::new();
+        for (node, until) in told.chain(self.waited_for(ctx)) {
+            let known = nodes.entry(node).or_insert(until);
+            *known = until.max(*known);
+        }
+        if nodes.len() > MAX_LIST {
+            return Vec::new();
+        }
+        let nodes = nodes.into_iter();
+        nodes
+            .map(|(node, until)| (node, rounded_up(until.since(ctx.now))))
+            .collect()
     }
 
     /// The word on the wait that goes to an agent: the waits that this one knows by itself, and the word that goes on from
@@ -175,25 +240,16 @@ impl Job {
         let first = first.filter(|f| *f != to);
         let told = first.and_then(|f| self.told_until(ctx, Some(f)));
         let until = own.max(told).filter(|_| !ctx.cfg.flaws.skip_r16);
-        let left = |at: Time| rounded_up(at.since(ctx.now));
         let word = first.and_then(|f| self.words.newest.get(&f));
         let named = word.is_none_or(|w| !w.nodes.is_empty());
-        let told = word.iter().flat_map(|w| &w.nodes);
-        let told = told.filter(|(n, until)| ctx.now < **until && self.is_waited_as_told(ctx, **n));
-        let told = told.map(|(node, until)| (*node, *until));
-        let mut nodes: BTreeMap<NodeId, Time> = told.collect();
-        for (node, until) in self.waited_for(ctx) {
-            let known = nodes.entry(node).or_insert(until);
-            *known = until.max(*known);
-        }
         let known = self.forgotten.is_none_or(|at| ctx.now >= at) && named;
-        let nodes = nodes.into_iter().map(|(node, until)| (node, left(until)));
-        let nodes: Vec<_> = nodes.collect();
-        let nodes = match known && nodes.len() <= MAX_LIST {
-            true => nodes,
+        let tellers = first.into_iter().chain([ctx.me()]);
+        let told = tellers.flat_map(|teller| self.named(ctx, teller));
+        let nodes = match known {
+            true => self.with_dropped(ctx, told),
             false => Vec::new(),
         };
-        Some((until.map_or(0, left), nodes))
+        Some((until.map_or(0, |at| rounded_up(at.since(ctx.now))), nodes))
     }
 
     pub(super) fn say_held(&mut self, ctx: &Ctx<'_>, to: Vec<NodeId>) {
@@ -345,6 +401,7 @@ impl Job {
         if unknown || ended && self.words.first == Some(from) {
             // For whom this agent once did not know that one knows.
             self.forgotten = None;
+            self.words.newest.remove(&ctx.me());
         }
         let first = self.words.first.is_none() && ms > 0;
         if unknown || first || replaces || self.end_writer() == Some(from) {
@@ -355,15 +412,33 @@ impl Job {
         // A leader that restarts waits for them, too, and no longer for what was unknown.
         let held = Span::from_millis(self.held_ms(ctx).into());
         let kept = self.durable.held(ctx.now);
-        if kept < held || held + REPEAT < kept || unknown && kept > held {
+        let other = kept < held || held + REPEAT < kept || unknown && kept > held;
+        if other || self.has_other_names(ctx) {
             self.store_wait(ctx);
         }
+    }
+
+    /// Whether the wait for some node is not stored, or a shorter one; or all were stored by name, and one is not known
+    /// any more.
+    fn has_other_names(&self, ctx: &Ctx<'_>) -> bool {
+        let held = self.held_until(ctx).is_some();
+        let named = !self.durable.held_for.is_empty();
+        let names = self.names_of_held(ctx);
+        let kept: BTreeMap<NodeId, Span> = self.durable.held_each(ctx.now).collect();
+        // Each is rounded up to a millisecond when it is stored.
+        let rounding = Span::from_millis(1);
+        let short = |(node, ms): &(NodeId, u32)| {
+            let kept = kept.get(node);
+            kept.is_none_or(|kept| *kept + rounding < Span::from_millis((*ms).into()))
+        };
+        held && (names.is_empty() == named || names.iter().any(short))
     }
 
     /// A word on the generation that this agent had ended before that came: it says for whom the end waits. Each of those
     /// that know may say it, and the longest counts.
     fn learn_late(&mut self, ctx: &mut Ctx<'_>, from: NodeId, ms: u32, nodes: &[(NodeId, u32)]) {
         self.forgotten = None;
+        self.words.newest.remove(&ctx.me());
         let word = self.word_of(ctx, ms, nodes);
         let first = self.words.first.and_then(|f| self.words.newest.get(&f));
         if first.is_none_or(|f| f.until < word.until) {

@@ -226,7 +226,7 @@ impl Job {
             self.wait_for_left(ctx, record);
         }
         self.give_up_group(ctx, record, "nothing can be decided in this group any more");
-        self.durable.hold(self.held_ms(ctx), ctx.now);
+        self.hold(ctx);
         self.persist(ctx);
         true
     }

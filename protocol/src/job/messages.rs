@@ -21,18 +21,21 @@ impl Job {
     /// Says `body` to `to`; to ourselves by way of the queue.
     pub(super) fn send(&mut self, ctx: &Ctx<'_>, to: NodeId, body: JobMessage) {
         if to == ctx.me() && is_vote(&body) {
-            self.own_votes.push_back(body);
-            self.wake_at(ctx.now, "own vote on its way to the disk");
+            self.vote_here(body);
+            self.wake_at(ctx.now, "own vote");
         } else if to == ctx.me() {
             self.loopback.push_back(body);
         } else if ctx.peers.connected(to) {
-            self.effects.push_back(Effect::Send {
-                to,
-                message: Message::Job {
-                    key: self.key.clone(),
-                    body: Box::new(body),
-                },
-            });
+            let votes = is_vote(&body);
+            let message = Message::Job {
+                key: self.key.clone(),
+                body: Box::new(body),
+            };
+            let effect = Effect::Send { to, message };
+            match votes {
+                true => self.queue_vote(effect),
+                false => self.effects.push_back(effect),
+            }
         }
     }
 

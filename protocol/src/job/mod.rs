@@ -236,8 +236,9 @@ pub struct Job {
     effects: VecDeque<Effect>,
     loopback: VecDeque<JobMessage>,
     early: Option<messages::Early>,
-    /// This agent's own votes: they count once what they say is on the disk.
-    own_votes: VecDeque<JobMessage>,
+    /// This agent's own votes, each with the number of the write that it rests on: it counts once that is done.
+    own_votes: VecDeque<(u64, JobMessage)>,
+    writes: disk::Writes,
     wake: Option<(Time, &'static str)>,
     /// When everything was looked at last, and how often so far.
     looked: Time,
@@ -348,6 +349,7 @@ impl Job {
             loopback: VecDeque::new(),
             early: None,
             own_votes: VecDeque::new(),
+            writes: disk::Writes::default(),
             wake: None,
             looked: Time::ZERO,
             looks: 0,
@@ -610,14 +612,6 @@ impl Job {
         self.live().is_none() && self.gathering.waits && !self.gathering.tickets.is_empty()
     }
 
-    pub(crate) fn poll_effect(&mut self) -> Option<Effect> {
-        self.effects.pop_front()
-    }
-
-    pub(crate) fn poll_effect_is_empty(&self) -> bool {
-        self.effects.is_empty()
-    }
-
     pub(crate) fn poll_timeout(&self) -> Option<(Time, &'static str)> {
         self.wake
     }
@@ -666,7 +660,7 @@ impl Job {
         self.wake_as_voter(ctx);
         self.drive_dropped(ctx);
         self.retry_persist(ctx);
-        self.count_own_votes(ctx);
+        self.count_own_votes();
         self.drive_welcome(ctx);
         self.drive_silent(ctx);
         self.drive_ends(ctx);

@@ -63,9 +63,16 @@ impl Job {
     /// One that was not there when the workers of a dropped node ended here.
     pub(super) fn repeat_stopped(&mut self, ctx: &Ctx<'_>, to: NodeId) {
         if let Some(digest) = self.stopped_here
-            && self.live().is_some_and(|h| h.has(to))
+            && self.live().is_none_or(|h| h.has(to))
         {
             self.say_stopped(ctx, digest, vec![to]);
+        }
+    }
+
+    /// The generations that dropped this node are over. Any agent may begin the next life, and waits for its workers.
+    pub(super) fn say_stopped_at_end(&mut self, ctx: &Ctx<'_>) {
+        if let Some(digest) = self.stopped_here.filter(|_| self.live().is_none()) {
+            self.say_stopped(ctx, digest, ctx.peers.connected_nodes().collect());
         }
     }
 

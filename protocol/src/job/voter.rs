@@ -18,6 +18,8 @@ pub(super) struct Leases {
     granted: BTreeMap<NodeId, Time>,
     /// The acknowledgements of an earlier run of this agent are not remembered yet.
     restored: bool,
+    /// When they were.
+    recalled: Time,
 }
 
 impl Leases {
@@ -26,6 +28,7 @@ impl Leases {
         Leases {
             granted: BTreeMap::new(),
             restored: true,
+            recalled: Time::ZERO,
         }
     }
 
@@ -139,11 +142,11 @@ impl Job {
         }
         let members = self.head.iter().flat_map(|h| &h.record.members);
         self.voter.granted = members.map(|m| (m.node, ctx.now)).collect();
-        let held = self.durable.held(ctx.now);
-        self.forgotten = (held > Span::ZERO).then_some(ctx.now + held);
+        self.voter.recalled = ctx.now;
+        self.recall_wait(ctx);
         // For whom a start after an end waits may not have been known either: without a stored wait others are asked.
         let ended = self.head.is_some() && self.live().is_none();
-        self.unknown |= ended && self.forgotten.is_none();
+        self.unknown |= ended && self.held_until(ctx).is_none();
         self.words.since(ctx.now);
     }
 
@@ -193,7 +196,9 @@ impl Job {
         };
         let times = self.timeouts(ctx);
         let until = |node: NodeId| {
+            // The run before may have acknowledged those of a newer generation, which its disk did not take any more.
             let granted = self.voter.granted.get(&node);
+            let granted = granted.max(Some(&self.voter.recalled));
             let away = ctx.peers.away_since(node);
             let lease = granted.map(|at| *at + times.suspect_after);
             let mute = ctx.peers.unwell(node) == Some(State::Suspect { guarded: true });

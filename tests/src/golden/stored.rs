@@ -75,6 +75,7 @@ pub fn durables() -> Vec<Durable> {
         },
         held_from: Some(Time(1_600_000_000)),
         voters: Some(super::other_voters()),
+        held_for: vec![(node(3), 1_500)],
     };
     vec![whole, Durable::new(key())]
 }

@@ -1,7 +1,6 @@
 //! Draws when and whether things happen: delays, losses, faults. Everything that it decides becomes
 //! a [`Step`] of the world, in one order.
 
-mod disks;
 mod links;
 mod operator;
 mod pauses;
@@ -103,12 +102,6 @@ pub(super) enum Item {
     },
     /// A request to a launcher that was stopped.
     Ask(Request),
-    /// A request of an agent, if it is still this one, for once its disk has written.
-    Behind {
-        node: usize,
-        agent: u32,
-        request: Request,
-    },
     Checkpoint,
     Heal,
     Look,
@@ -259,6 +252,12 @@ impl Conductor {
         if let Some(node) = pauses::for_machine(&step) {
             self.wake_up(node)?;
         }
+        if let Step::AgentKill { node } = step
+            && !self.world.nodes[node].writes.is_empty()
+            && self.rng.chance(500)
+        {
+            self.step(Step::Torn { node })?;
+        }
         self.hash.number(self.now);
         match &step {
             Step::Deliver { to, from, frame } => {
@@ -275,15 +274,8 @@ impl Conductor {
             log.push((self.now, step.clone()));
         }
         self.world.apply(self.now, step)?;
-        let mut disk = 0;
         for request in std::mem::take(&mut self.world.requests) {
-            match request {
-                Request::Written { node } => {
-                    disk += self.disk_takes(node);
-                    self.stands_still(node, disk)?;
-                }
-                request => self.behind_disk(disk, request)?,
-            }
+            self.request(request)?;
         }
         self.set_timers()
     }
@@ -435,14 +427,6 @@ impl Conductor {
                 self.store_asked(request);
                 Ok(())
             }
-            Item::Behind {
-                node,
-                agent,
-                request,
-            } => match self.world.nodes[node].agent_token == agent {
-                true if self.world.nodes[node].agent.is_some() => self.request(request),
-                _ => Ok(()),
-            },
             Item::Checkpoint => self.checkpoint(),
             Item::Heal => self.heal(),
             Item::Look => self.look(),
@@ -459,6 +443,14 @@ impl Conductor {
                 self.seek_agent(node);
             }
             Request::AgentDown { node } => self.agent_down(node),
+            Request::Write { node, agent } => {
+                let most = match self.setup.slow_disk {
+                    Some((slow, most)) if slow == node && !self.healed => most,
+                    _ => self.setup.disk,
+                };
+                let ns = if most > 0 { self.rng.below(most) } else { 0 };
+                self.after(ns, Item::Do(Step::Written { node, agent }));
+            }
             Request::Net { from, to, frame } => {
                 if self.net.conn(from, to).up {
                     for at in self.net.arrivals(&mut self.rng, from, to, self.now) {
@@ -654,7 +646,6 @@ impl Conductor {
         self.reads_fail = 0;
         self.unknown = (0, 0);
         self.store_cut.fill(0);
-        self.disks_are_done()?;
         for node in 0..self.world.nodes.len() {
             self.wake_up(node)?;
             self.pause(node, 0);

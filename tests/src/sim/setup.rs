@@ -107,7 +107,10 @@ pub struct Setup {
     /// private addresses.
     #[serde(default)]
     pub namesakes: bool,
-    /// A node whose disk takes up to so long for a write (nanoseconds).
+    /// How long a disk takes for a write at most (nanoseconds).
+    #[serde(default)]
+    pub disk: u64,
+    /// A node whose disk takes up to so long (nanoseconds).
     #[serde(default)]
     pub slow_disk: Option<(usize, u64)>,
     /// The agents say that they end with their launchers.
@@ -194,6 +197,7 @@ impl Setup {
             flaws,
             other_suspect: None,
             namesakes: false,
+            disk: 0,
             slow_disk: None,
             embedded: false,
             later_specs: Vec::new(),

@@ -247,6 +247,15 @@ pub enum Step {
         agent: u32,
         value: Option<u64>,
     },
+    /// The agent's oldest write is durable, and it dies before it hears that.
+    Torn {
+        node: usize,
+    },
+    /// The write of this agent that has been under way for the longest time is done.
+    Written {
+        node: usize,
+        agent: u32,
+    },
 }
 
 /// Requests of the world to its conductor.
@@ -263,9 +272,10 @@ pub enum Request {
         to: usize,
         frame: Vec<u8>,
     },
-    /// The agent wrote: it does nothing until the disk is done, and what follows comes behind that.
-    Written {
+    /// The agent writes.
+    Write {
         node: usize,
+        agent: u32,
     },
     Probe {
         node: usize,

@@ -21,6 +21,7 @@ pub fn line(at: u64, step: &Step) -> Option<String> {
         | Step::BeaconWrite { .. }
         | Step::StoreAnswer { .. }
         | Step::BeaconAnswer { .. }
+        | Step::Written { .. }
         | Step::Probed { .. } => return None,
         Step::Deliver { to, from, frame } => match Message::decode(frame) {
             Ok(Message::Job { body, .. }) => match *body {

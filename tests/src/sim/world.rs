@@ -5,7 +5,7 @@ mod hangs;
 mod orders;
 mod steps;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use muster_protocol::agent::{self, Agent, Effect, Event, Stored};
@@ -55,6 +55,8 @@ pub struct Node {
     /// When it was last woken.
     pub woke: u64,
     pub full: bool,
+    /// Writes of the agent that are under way, the oldest first.
+    pub writes: VecDeque<(JobKey, Vec<u8>)>,
     /// When somebody last ordered at this agent that the job ends.
     pub cancel_ordered: Option<u64>,
     armed: Option<(u32, Torn)>,
@@ -123,6 +125,7 @@ impl World {
                 left: None,
                 launcher: None,
                 full: false,
+                writes: VecDeque::new(),
                 cancel_ordered: None,
                 armed: None,
             }
@@ -335,6 +338,11 @@ impl World {
             | Step::BeaconWrite { .. }
             | Step::BeaconRead { .. }
             | Step::BeaconAnswer { .. } => self.store_step(step),
+            Step::Written { node, agent } => self.written(node, agent),
+            Step::Torn { node } => match self.nodes[node].writes.pop_front() {
+                Some((key, bytes)) if !self.nodes[node].full => self.store(node, key, bytes),
+                _ => Ok(()),
+            },
             other => self.launcher_step(other),
         }
     }
@@ -399,6 +407,7 @@ impl World {
             return;
         }
         n.armed = None;
+        n.writes.clear();
         n.paused = false;
         n.steady_since = u64::MAX;
         n.left = Some(now);
@@ -455,7 +464,7 @@ impl World {
                     }
                     if let Effect::Persist { key, bytes } = effect {
                         if *torn == Torn::New {
-                            self.write(node, key, bytes)?;
+                            self.store(node, key, bytes)?;
                         }
                         self.agent_kill(node);
                         return Ok(());
@@ -474,11 +483,8 @@ impl World {
         let by = (self.nodes[node].id, self.nodes[node].disk.state);
         match effect {
             Effect::Persist { key, bytes } => {
-                if self.nodes[node].full {
-                    self.coverage.failed_writes += 1;
-                    return self.persist_failed(node, key);
-                }
-                return self.write(node, key, bytes);
+                self.nodes[node].writes.push_back((key, bytes));
+                self.requests.push(Request::Write { node, agent });
             }
             Effect::Forget { key, past } => {
                 self.nodes[node].disk.past = past;
@@ -586,27 +592,34 @@ impl World {
         }
     }
 
-    fn write(&mut self, node: usize, key: JobKey, bytes: Vec<u8>) -> Result<(), Violation> {
+    /// A write of this boot of the agent is done: it is durable, or the disk is full.
+    fn written(&mut self, node: usize, token: u32) -> Result<(), Violation> {
+        let n = &mut self.nodes[node];
+        if n.agent_token != token || n.agent.is_none() {
+            return Ok(());
+        }
+        let Some((key, bytes)) = n.writes.pop_front() else {
+            return Ok(());
+        };
+        let event = match n.full {
+            true => {
+                self.coverage.failed_writes += 1;
+                Event::PersistFailed { key, errno: 28 }
+            }
+            false => {
+                self.store(node, key.clone(), bytes)?;
+                Event::Persisted { key }
+            }
+        };
+        self.agent(node, token, event)
+    }
+
+    fn store(&mut self, node: usize, key: JobKey, bytes: Vec<u8>) -> Result<(), Violation> {
         let n = &mut self.nodes[node];
         let durable = Durable::decode(&bytes).map_err(Violation::own_state)?;
         n.disk.jobs.insert(key, bytes);
         let by = (n.id, n.disk.state);
         self.truth.persisted(by, durable);
-        self.requests.push(Request::Written { node });
-        Ok(())
-    }
-
-    /// As the agent's driver: the agent hears of it before anything that follows is done.
-    fn persist_failed(&mut self, node: usize, key: JobKey) -> Result<(), Violation> {
-        let n = &mut self.nodes[node];
-        let now = n.clock.local(self.now);
-        if let Some(agent) = &mut n.agent
-            && agent
-                .handle(Event::PersistFailed { key, errno: 28 }, now)
-                .is_err()
-        {
-            self.coverage.refused_events += 1;
-        }
         Ok(())
     }
 }

@@ -432,10 +432,12 @@ pub(crate) fn more(node: usize, other: usize) -> Vec<Case> {
     // A change is a few writes of each node, one after the other.
     let (slow, fast) = (With::SlowDisk(node, 300 * MS), With::FastClock(node));
     let writes = 4 * 300 * MS;
-    // An agent does nothing else while it writes. One that is busy for longer than `suspect_after` counts as stopped.
     let very_slow = |ns| With::SlowDisk(node, ns);
     let busy = 1_500 * MS;
     let long_writes = 4 * busy;
+    // Longer than `suspect_after`. The others need no vote of this node; if it leads, it asks for theirs in another round.
+    let stall = 10 * SEC;
+    let stalled = 3 * SEC;
     let on = |with, case: Case| Case {
         with: Some(with),
         ..case
@@ -510,6 +512,28 @@ pub(crate) fn more(node: usize, other: usize) -> Vec<Case> {
                 &[other],
                 1,
                 GRACE + LOSS + long_writes,
+                None,
+            ),
+        ),
+        on(
+            very_slow(stall),
+            one(
+                "a disk that stalls when a worker fails",
+                fail(),
+                &[],
+                1,
+                GRACE + LOSS + stalled,
+                Some(GRACE + LOSS + stalled),
+            ),
+        ),
+        on(
+            very_slow(stall),
+            one(
+                "a disk that stalls when a node is lost",
+                lost(),
+                &[other],
+                1,
+                GRACE + LOSS + stalled,
                 None,
             ),
         ),

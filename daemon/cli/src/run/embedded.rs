@@ -139,7 +139,8 @@ fn agent(
                 // A job that goes on finds the same voter here when its launcher comes back.
                 if own_state
                     && ended.finished
-                    && let Err(error) = ended.state.remove_all()
+                    && let Some(state) = ended.state
+                    && let Err(error) = state.remove_all()
                 {
                     tracing::warn!(%error, "the state of a job that is over stays");
                 }

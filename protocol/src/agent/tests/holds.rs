@@ -220,6 +220,60 @@ fn a_leader_that_restarts_waits_for_those_for_whom_it_waited_and_nobody_else() {
     assert_eq!(s.started(r.digest()).map(|t| t.since(at)), Some(Span::ZERO));
 }
 
+/// It is started anew, and the word of the one for whom it waits counts as before.
+#[test]
+fn a_leader_that_restarts_knows_for_whom_it_waits() {
+    let (mut s, r, _) = one_is_away();
+    let next = goes_on_without_it(&mut s, &r);
+    let mut s = s.restart(Span::from_millis(100));
+    s.launcher(0, 3, None);
+    s.pass(Span::from_secs(1));
+    assert_eq!(s.started(next), None);
+    let stored = Durable::decode(&s.stored[&key("j")]).unwrap();
+    assert_eq!(stored.held_for.len(), 1, "{stored:?}");
+    s.peer(2);
+    s.status(2, r.digest(), 9, |st| {
+        (st.stopped, st.gone) = (true, true);
+    });
+    s.pass(Span::from_millis(100));
+    assert!(s.started(next).is_some());
+}
+
+/// Two nodes may still train after an end, one of them for a shorter time, of which another agent told later. The one
+/// that is started anew tells of both.
+#[test]
+fn an_agent_that_restarts_after_an_end_tells_of_all_that_were_waited_for() {
+    let r = record(4, 2);
+    let end = Record {
+        kind: Kind::End { cancelled: true },
+        members: Vec::new(),
+        ..next(&r, 1)
+    };
+    let digest = end.digest();
+    let mut s = Scripted::new(config(1, 2), vec![holds(&r, 1)]);
+    s.peer(0);
+    let record = Arc::new(end);
+    s.hears(0, JobMessage::Decided { record });
+    let held = |nodes: &[(usize, u32)]| JobMessage::Held {
+        digest,
+        ms: nodes.iter().map(|(_, ms)| *ms).max().unwrap_or(0),
+        nodes: nodes.iter().map(|(n, ms)| (node(*n), *ms)).collect(),
+    };
+    s.hears(0, held(&[(2, 10_000)]));
+    s.peer(3);
+    s.hears(3, held(&[(3, 6_000)]));
+    let mut s = s.restart(Span::from_millis(100));
+    s.peer(4);
+    let told = s.sent.iter().filter_map(|(to, body)| match body {
+        JobMessage::Held { nodes, .. } if *to == node(4) => Some(nodes.clone()),
+        _ => None,
+    });
+    let told: Vec<_> = told.last().unwrap_or_default();
+    let nodes: Vec<_> = told.iter().map(|(node, _)| *node).collect();
+    assert_eq!(nodes, [node(2), node(3)], "{told:?}");
+    assert!(told.iter().all(|(_, ms)| *ms > 5_000), "{told:?}");
+}
+
 /// The agent of a member of three starts again and again, and no voter answers it.
 #[test]
 fn an_agent_that_crashes_again_and_again_gives_its_workers_no_further_time() {
@@ -505,6 +559,38 @@ fn a_node_whose_launcher_went_while_its_agent_was_away_says_that_it_ended() {
     }
 }
 
+/// Its node was dropped while its agent was away, and so was the last generation's end decided: any agent may begin the
+/// next life, and wait for its workers.
+#[test]
+fn a_node_that_was_dropped_before_the_end_says_to_all_that_it_ended() {
+    let r = record(3, 2);
+    let mut without = next(&r, 3);
+    without.members.truncate(1);
+    let end = Record {
+        kind: Kind::End { cancelled: true },
+        members: Vec::new(),
+        cause: Cause::Cancelled,
+        ..next(&without, 4)
+    };
+    let mut s = Scripted::new(config(1, 2), vec![holds(&r, 1)]);
+    s.probes
+        .insert(node(1), (Answer::Answered, Answer::Refused));
+    s.peer(0);
+    s.peer(4);
+    for record in [without, end].map(Arc::new) {
+        s.hears(0, JobMessage::Decided { record });
+        s.pass(Span::from_secs(1));
+    }
+    s.peer(5);
+    for to in [4, 5] {
+        let said = s.sent.iter().any(|(n, body)| {
+            let ended = |st: &Status| st.stopped && st.digest == r.digest();
+            *n == node(to) && matches!(body, JobMessage::Status(st) if ended(st))
+        });
+        assert!(said, "{to}: {:?}", s.sent);
+    }
+}
+
 /// The only member of a group comes back, and hears that the others gave the group up: they wait for its workers.
 #[test]
 fn the_last_of_a_group_that_was_given_up_says_that_its_launcher_is_gone() {
@@ -563,7 +649,7 @@ fn an_end_that_a_member_may_have_missed_is_to_be_kept() {
 #[test]
 fn what_was_waited_for_before_a_restart_is_counted_from_then() {
     let mut stored = Durable::new(key("j"));
-    stored.hold(2_000, Time(Span::from_secs(100).0));
+    stored.hold(2_000, Vec::new(), Time(Span::from_secs(100).0));
     let left = |ms: u64, of: &Durable| of.held(Time(Span::from_millis(ms).0));
     assert_eq!(left(100_500, &stored), Span::from_millis(1_500));
     assert_eq!(left(120_000, &stored), Span::ZERO);

@@ -22,7 +22,8 @@ impl Fleet {
         match effect {
             Effect::Persist { key, bytes } => {
                 n.traffic.writes += bytes.len() as u64;
-                n.stored.insert(key, bytes);
+                n.stored.insert(key.clone(), bytes);
+                self.tell(node, Event::Persisted { key });
             }
             Effect::Forget { key, past } => {
                 n.traffic.writes += past.len() as u64;

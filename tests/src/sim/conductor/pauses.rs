@@ -78,7 +78,8 @@ pub(super) fn for_agent(step: &Step) -> Option<usize> {
         | Step::LauncherGone { node, .. }
         | Step::LeaseAsked { node, .. }
         | Step::StoreAnswer { node, .. }
-        | Step::BeaconAnswer { node, .. } => Some(*node),
+        | Step::BeaconAnswer { node, .. }
+        | Step::Written { node, .. } => Some(*node),
         _ => None,
     }
 }

@@ -138,9 +138,11 @@ pub(super) fn set_apart(setup: &mut Setup) {
     }
     if rng.chance(100) {
         let node = rng.index(setup.nodes.len());
-        let most = *rng.pick(&[30 * MS, 300 * MS, 3 * SEC]).unwrap_or(&SEC);
+        let all = [30 * MS, 300 * MS, 3 * SEC, 15 * SEC];
+        let most = *rng.pick(&all).unwrap_or(&SEC);
         setup.slow_disk = Some((node, most));
     }
+    setup.disk = *rng.pick(&[0, MS, 10 * MS, 50 * MS]).unwrap_or(&MS);
     if rng.chance(100) {
         let node = rng.index(setup.nodes.len());
         setup.nodes[node].clock.ppm = 10_000;

@@ -45,6 +45,7 @@ impl Setup {
             times: Times::USUAL,
             other_suspect: None,
             namesakes: false,
+            disk: 0,
             slow_disk: None,
             embedded: false,
             flaws: Default::default(),

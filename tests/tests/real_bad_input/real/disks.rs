@@ -1,11 +1,13 @@
 //! State directories, and logs, that cannot be written while a job runs.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use muster_protocol::local::Query;
 
+use crate::ground::disk::Stalled;
 use crate::ground::{ask, disk, program, without_our_environment};
 use crate::support::{Bed, Proc, events, until};
 
@@ -50,14 +52,9 @@ fn abstains_and_recovers(
         until(
             "the agents say that the job waits, and for which node",
             || {
-                let ask = |query| {
-                    ask(&bed.socket(node), query)
-                        .and_then(Result::ok)
-                        .unwrap_or_default()
-                };
-                let (jobs, nodes) = (ask(Query::Jobs), ask(Query::Nodes));
-                let mut nodes = nodes.as_array().into_iter().flatten();
-                jobs[0]["kind"] == "waits" && nodes.any(|n| n["unstored"].is_string())
+                let jobs = ask(&bed.socket(node), Query::Jobs).and_then(Result::ok);
+                let waits = jobs.is_some_and(|jobs| jobs[0]["kind"] == "waits");
+                waits && is_unstored(&bed, node, "b")
             },
         );
     }
@@ -140,6 +137,63 @@ fn a_full_disk_holds_up_a_new_job_until_there_is_room_and_no_old_one() {
     assert_eq!(second[0].generation, first[0].generation + 1);
     let _open = bed.finish();
     for launcher in &mut launchers {
+        assert_eq!(launcher.code(), 0, "{}", launcher.log());
+    }
+}
+
+/// Whether an agent says that this node's disk refuses its writes, or does not answer.
+fn is_unstored(bed: &Bed, asked: &str, node: &str) -> bool {
+    let nodes = ask(&bed.socket(asked), Query::Nodes).and_then(Result::ok);
+    let nodes = nodes.unwrap_or_default();
+    let mut nodes = nodes.as_array().into_iter().flatten();
+    nodes.any(|n| n["host"] == node && n["unstored"].is_string())
+}
+
+/// A file system that stalls blocks each write to it, for as long as it likes.
+#[test]
+fn a_disk_that_stalls_costs_no_healthy_node() {
+    let mut bed = Bed::new();
+    let names = ["a", "b", "c"];
+    let disk = |bed: &Bed, node: &str| bed.path(node).join("disk");
+    if !disk::stallable(&names.map(|n| disk(&bed, n))) {
+        return;
+    }
+    let mut start = |node: &str, first: &[&str]| {
+        let state = format!("--state-dir={}/state", disk(&bed, node).display());
+        bed.agent_and(node, first, &[&state])
+    };
+    let _agents = [start("a", &[]), start("b", &["a"]), start("c", &["a"])];
+    let flags = ["--nnodes=1:3", "--stop-grace=1s"];
+    let launch = |bed: &mut Bed, n: &str| (n.to_owned(), bed.launch(n, &flags));
+    let mut launchers: BTreeMap<String, Proc> = names.iter().map(|n| launch(&mut bed, n)).collect();
+    let first = bed.until_runs_on(&names);
+    let [leader, held, gone] = [0, 1, 2].map(|rank: usize| first[rank].node.clone());
+
+    // A member whose disk stalls is in nobody's way: the others have a majority.
+    let stalled = Stalled::new(&disk(&bed, &held));
+    launchers.remove(&gone).unwrap().kill();
+    let second = bed.until_runs_on(&[&leader, &held]);
+    assert_eq!(second[0].generation, first[0].generation + 1);
+    until("the others hear that its disk does not answer", || {
+        is_unstored(&bed, &leader, &held)
+    });
+    assert_eq!(bed.until_runs_on(&[&leader, &held]), second);
+    drop(stalled);
+    until("it answers again", || !is_unstored(&bed, &leader, &held));
+
+    // Nor is the one that leads: the vote of the third agent counts, though its launcher was away.
+    let stalled = Stalled::new(&disk(&bed, &leader));
+    launchers.extend([launch(&mut bed, &gone)]);
+    let third = bed.until_runs_on(&names);
+    assert_eq!(third[0].generation, second[0].generation + 1);
+    until("the others hear that its disk does not answer", || {
+        is_unstored(&bed, &held, &leader)
+    });
+    drop(stalled);
+    until("it answers again", || !is_unstored(&bed, &held, &leader));
+    assert_eq!(bed.until_runs_on(&names), third);
+    let _open = bed.finish();
+    for launcher in launchers.values_mut() {
         assert_eq!(launcher.code(), 0, "{}", launcher.log());
     }
 }

@@ -170,10 +170,18 @@ impl World {
                     let _refused = agent.handle(failed, Time(self.now));
                     continue;
                 }
+                let written = match &effect {
+                    Effect::Persist { key, .. } => Some(key.clone()),
+                    _ => None,
+                };
                 self.effect(node, effect, index, &mut back)?;
+                let n = Rc::make_mut(&mut self.nodes[node]);
                 if fuse == Some(Fuse::Dies) {
-                    Rc::make_mut(&mut self.nodes[node]).agent = None;
+                    n.agent = None;
                     break;
+                }
+                if let (Some(key), Some(agent)) = (written, &mut n.agent) {
+                    let _refused = agent.handle(Event::Persisted { key }, Time(self.now));
                 }
             } else if let Some(event) = back.pop_front() {
                 let now = Time(self.now);
