@@ -121,7 +121,7 @@ mod tests {
     fn moments_of_another_clock_are_forgotten() {
         let tmp = tempfile::tempdir().unwrap();
         let mut held = durable("j");
-        held.hold(2_000, Time(Span::from_secs(1).0));
+        held.hold(2_000, Vec::new(), Time(Span::from_secs(1).0));
         let store = |state: &mut StateDir| state.save("aa", &held.encode().unwrap()).unwrap();
         let found = |state: &mut StateDir| {
             let stored = restore(state).unwrap();

@@ -8,6 +8,7 @@
 
 #[path = "../ground/mod.rs"]
 mod ground;
+mod stalling;
 mod support;
 
 /// Tests of real processes: one at a time.

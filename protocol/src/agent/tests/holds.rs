@@ -264,11 +264,11 @@ fn an_agent_that_restarts_after_an_end_tells_of_all_that_were_waited_for() {
     s.hears(3, held(&[(3, 6_000)]));
     let mut s = s.restart(Span::from_millis(100));
     s.peer(4);
-    let told = s.sent.iter().filter_map(|(to, body)| match body {
+    let mut told = s.sent.iter().filter_map(|(to, body)| match body {
         JobMessage::Held { nodes, .. } if *to == node(4) => Some(nodes.clone()),
         _ => None,
     });
-    let told: Vec<_> = told.last().unwrap_or_default();
+    let told: Vec<_> = told.next_back().unwrap_or_default();
     let nodes: Vec<_> = told.iter().map(|(node, _)| *node).collect();
     assert_eq!(nodes, [node(2), node(3)], "{told:?}");
     assert!(told.iter().all(|(_, ms)| *ms > 5_000), "{told:?}");

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use muster_protocol::local::Query;
 
-use crate::ground::disk::Stalled;
 use crate::ground::{ask, disk, program, without_our_environment};
+use crate::stalling::{Stalled, stallable};
 use crate::support::{Bed, Proc, events, until};
 
 /// Three nodes, of which `b` has the disk. Node c dies while b cannot write: b abstains, and
@@ -155,7 +155,7 @@ fn a_disk_that_stalls_costs_no_healthy_node() {
     let mut bed = Bed::new();
     let names = ["a", "b", "c"];
     let disk = |bed: &Bed, node: &str| bed.path(node).join("disk");
-    if !disk::stallable(&names.map(|n| disk(&bed, n))) {
+    if !stallable(&names.map(|n| disk(&bed, n))) {
         return;
     }
     let mut start = |node: &str, first: &[&str]| {
