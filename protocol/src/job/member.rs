@@ -433,7 +433,13 @@ impl Job {
                 // The others waited for all but those that they had given up, whose lease is all that they wait for.
                 let runs = was.is_some_and(|m| !m.status.stopped);
                 if let Some(old) = running.filter(|_| runs) {
-                    self.stop_launcher(ctx.now, old, 0, "the job is over");
+                    let why = match record.kind {
+                        Kind::Tombstone { .. } => {
+                            "another group of this job goes on, and this node joins it"
+                        }
+                        _ => "the job is over",
+                    };
+                    self.stop_launcher(ctx.now, old, 0, why);
                 }
                 self.end_launcher(ctx, &record);
                 self.follow_merge(ctx, &record);

@@ -442,6 +442,37 @@ fn a_voter_names_the_workers_of_a_member_whose_agent_is_stopped() {
     assert_eq!(grants, Some(vec![expected]));
 }
 
+/// It crashed while its disk wrote a generation, after it had acknowledged the lease of a member that was new in it.
+#[test]
+fn a_voter_that_restarts_names_members_of_a_generation_that_its_disk_did_not_take() {
+    let r = record(3, 2);
+    let mut s = Scripted::new(config(1, 2), vec![holds(&r, 1)]);
+    [0, 3].into_iter().for_each(|i| s.peer(i));
+    let mut joined = next(&r, 3);
+    joined.members.push(member(3));
+    let mut without = next(&joined, 4);
+    without.members.pop();
+    let parent = joined.digest();
+    let [joined, record] = [joined, without].map(Arc::new);
+    s.hears(0, JobMessage::Decided { record: joined });
+    s.pass(Span::from_millis(500));
+    let ballot = leaders(1);
+    s.hears(
+        0,
+        JobMessage::Accept {
+            parent,
+            ballot,
+            record,
+        },
+    );
+    let grants = s.sent.iter().find_map(|(_, body)| match body {
+        JobMessage::Accepted { grants, .. } => Some(grants.clone()),
+        _ => None,
+    });
+    let lease = |g: &Grant| g.node == node(3) && g.left_ms > 1_000;
+    assert!(grants.iter().flatten().any(lease), "{grants:?}");
+}
+
 /// It is a voter as any other, and the only one that knows of its lease may be it.
 #[test]
 fn a_voter_that_is_dropped_names_its_own_workers() {
