@@ -59,6 +59,8 @@ enum Deviation {
     AgainLater,
     Crash(Moment, Disks, u64),
     WriteFails,
+    WriteTakes,
+    WriteIsHeardLate,
     AllLater,
     Deed(Deed),
 }
@@ -209,7 +211,11 @@ impl Search {
                 }
             }
             if wide {
-                out.push(Deviation::WriteFails);
+                out.extend([
+                    Deviation::WriteFails,
+                    Deviation::WriteTakes,
+                    Deviation::WriteIsHeardLate,
+                ]);
                 out.push(Deviation::Crash(
                     Moment::Written,
                     Disks::Same,
@@ -241,6 +247,8 @@ fn deviate(world: &mut World, step: Step, deviation: Deviation) -> Result<bool, 
     match deviation {
         Deviation::Crash(moment, disks, down) => return world.crash(step, moment, disks, down),
         Deviation::WriteFails => return world.write_fails(step),
+        Deviation::WriteTakes => return world.write_takes(step, false),
+        Deviation::WriteIsHeardLate => return world.write_takes(step, true),
         Deviation::AllLater => world.all_come_later(PAST_A_RETRY_MS),
         Deviation::Deed(deed) => world.deed(deed)?,
         Deviation::Lost | Deviation::Behind | Deviation::Later => {

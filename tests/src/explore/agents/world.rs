@@ -63,6 +63,17 @@ enum Later {
     Starts(usize),
     Heals(usize, usize),
     Deed(Deed),
+    Written(Write),
+}
+
+/// A write that is under way.
+#[derive(Clone)]
+struct Write {
+    node: usize,
+    boot: u64,
+    key: JobKey,
+    /// None: it is durable.
+    bytes: Option<Vec<u8>>,
 }
 
 /// The next thing that happens unless something else is chosen.
@@ -89,6 +100,10 @@ enum Fuse {
     Dies,
     /// The disk refuses it.
     Refused,
+    /// It takes longer than a proposer waits.
+    Slow,
+    /// It is durable at once, and the agent hears of it as late as that.
+    HeardLate,
 }
 
 /// Whether a step said or wrote something about what is decided.
@@ -312,6 +327,7 @@ impl World {
                         self.join(a, b)?;
                     }
                     Later::Deed(deed) => self.deed(deed)?,
+                    Later::Written(write) => self.written(write)?,
                 }
                 self.did.spoke = true;
             }
@@ -334,6 +350,7 @@ impl World {
                 Later::Starts(node) => mix(1, *node as u64),
                 Later::Heals(a, b) => mix(2, (a * 16 + b) as u64),
                 Later::Deed(_) => 3,
+                Later::Written(write) => mix(4, write.node as u64),
             };
             out = mix(out, mix(*at, print));
         }
@@ -405,6 +422,15 @@ impl World {
     /// The step, whose first write fails; false where there is none.
     pub(super) fn write_fails(&mut self, step: Step) -> Result<bool, Broken> {
         self.step_with(step, Fuse::Refused)
+    }
+
+    /// The step, whose first write takes its time, or is heard of late though it is `durable`; false where there is
+    /// none.
+    pub(super) fn write_takes(&mut self, step: Step, durable: bool) -> Result<bool, Broken> {
+        match durable {
+            true => self.step_with(step, Fuse::HeardLate),
+            false => self.step_with(step, Fuse::Slow),
+        }
     }
 
     fn step_with(&mut self, step: Step, fuse: Fuse) -> Result<bool, Broken> {

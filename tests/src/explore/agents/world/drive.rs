@@ -10,7 +10,8 @@ use muster_protocol::membership::Answer;
 use muster_protocol::wire::{Action, JobMessage, Message};
 use muster_protocol::{Boot, JobKey, LauncherId, NodeId, Span, Time};
 
-use super::{Fuse, Letter, MS, World, address, kind_of, mix};
+use super::{Fuse, Later, Letter, MS, World, Write, address, kind_of, mix};
+use crate::explore::agents::PAST_A_RETRY_MS;
 use crate::explore::agents::judge::{self, Broken};
 
 impl World {
@@ -170,18 +171,39 @@ impl World {
                     let _refused = agent.handle(failed, Time(self.now));
                     continue;
                 }
-                let written = match &effect {
-                    Effect::Persist { key, .. } => Some(key.clone()),
-                    _ => None,
+                let Effect::Persist { key, bytes } = effect else {
+                    self.effect(node, effect, index, &mut back)?;
+                    continue;
                 };
-                self.effect(node, effect, index, &mut back)?;
-                let n = Rc::make_mut(&mut self.nodes[node]);
-                if fuse == Some(Fuse::Dies) {
-                    n.agent = None;
-                    break;
+                if fuse != Some(Fuse::Slow) {
+                    self.store(node, key.clone(), bytes.clone())?;
                 }
-                if let (Some(key), Some(agent)) = (written, &mut n.agent) {
-                    let _refused = agent.handle(Event::Persisted { key }, Time(self.now));
+                let n = Rc::make_mut(&mut self.nodes[node]);
+                let write = |bytes| Write {
+                    node,
+                    boot: n.boot,
+                    key: key.clone(),
+                    bytes,
+                };
+                match (fuse, &mut n.agent) {
+                    (Some(Fuse::Dies), _) => {
+                        n.agent = None;
+                        break;
+                    }
+                    (Some(Fuse::Slow), _) => {
+                        n.history = mix(n.history, 17);
+                        let write = write(Some(bytes));
+                        self.plan(PAST_A_RETRY_MS, Later::Written(write));
+                    }
+                    (Some(Fuse::HeardLate), _) => {
+                        n.history = mix(n.history, 18);
+                        let write = write(None);
+                        self.plan(PAST_A_RETRY_MS, Later::Written(write));
+                    }
+                    (_, Some(agent)) => {
+                        let _refused = agent.handle(Event::Persisted { key }, Time(self.now));
+                    }
+                    (_, None) => {}
                 }
             } else if let Some(event) = back.pop_front() {
                 let now = Time(self.now);
@@ -197,6 +219,29 @@ impl World {
         }
     }
 
+    fn store(&mut self, node: usize, key: JobKey, bytes: Vec<u8>) -> Result<(), Broken> {
+        let by = (self.nodes[node].id, self.nodes[node].state);
+        self.did.wrote = true;
+        let durable = Durable::decode(&bytes).map_err(Broken::codec)?;
+        Rc::make_mut(&mut self.judge).persisted(by, &durable)?;
+        Rc::make_mut(&mut self.truth).persisted(by, durable);
+        Rc::make_mut(&mut self.nodes[node]).disk.insert(key, bytes);
+        Ok(())
+    }
+
+    /// A write is over, if it is one of the agent that is there.
+    pub(super) fn written(&mut self, write: Write) -> Result<(), Broken> {
+        let n = &self.nodes[write.node];
+        if n.agent.is_none() || n.boot != write.boot {
+            return Ok(());
+        }
+        let (node, key) = (write.node, write.key);
+        if let Some(bytes) = write.bytes {
+            self.store(node, key.clone(), bytes)?;
+        }
+        self.event(node, Event::Persisted { key }, 19)
+    }
+
     fn effect(
         &mut self,
         node: usize,
@@ -204,15 +249,8 @@ impl World {
         index: u64,
         back: &mut VecDeque<Event>,
     ) -> Result<(), Broken> {
-        let by = (self.nodes[node].id, self.nodes[node].state);
         match effect {
-            Effect::Persist { key, bytes } => {
-                self.did.wrote = true;
-                let durable = Durable::decode(&bytes).map_err(Broken::codec)?;
-                Rc::make_mut(&mut self.judge).persisted(by, &durable)?;
-                Rc::make_mut(&mut self.truth).persisted(by, durable);
-                Rc::make_mut(&mut self.nodes[node]).disk.insert(key, bytes);
-            }
+            Effect::Persist { key, bytes } => self.store(node, key, bytes)?,
             Effect::Forget { key, past } => {
                 let n = Rc::make_mut(&mut self.nodes[node]);
                 n.past = past;
