@@ -1,6 +1,9 @@
 //! `musterd`, also reachable as `muster agent`: configuration, logs, signals, and the loop.
 
+use std::path::Path;
 use std::process::ExitCode;
+use std::sync::mpsc;
+use std::time::Duration;
 
 use muster_protocol::Span;
 use muster_protocol::record::Place;
@@ -16,6 +19,9 @@ use crate::console::{self, Console, Log};
 use crate::notify::Notifier;
 use crate::socket::Listener;
 use crate::state::StateDir;
+
+/// After so long the log says that the start waits for its disk.
+const SLOW_DISK: Duration = Duration::from_secs(2);
 
 /// Runs an agent until it is told to go; the process' exit code.
 pub fn main(flags: Flags) -> ExitCode {
@@ -45,12 +51,13 @@ fn serve(flags: Flags) -> anyhow::Result<()> {
         .build()?;
     let result = runtime.block_on(run(config));
     // A look-up of a name may still wait on its thread; nobody waits for it.
-    runtime.shutdown_timeout(std::time::Duration::from_millis(200));
+    runtime.shutdown_timeout(Duration::from_millis(200));
     result
 }
 
 async fn run(config: AgentConfig) -> anyhow::Result<()> {
     let listener = Listener::bind(&config.socket)?;
+    let starts = tell_of_slow_disk(&config.state_dir);
     let state = StateDir::open(&config.state_dir)?;
     for put_aside in state.quarantined() {
         tracing::error!(?put_aside, "damaged state was put aside");
@@ -73,10 +80,27 @@ async fn run(config: AgentConfig) -> anyhow::Result<()> {
         embedded: false,
     };
     let node = Node::start(setup).await?;
+    drop(starts);
     tracing::info!(node = %node.node_id(), socket = %config.socket.display(), "serving");
     watch_signals(node.handle())?;
     let _ended = node.run().await;
     Ok(())
+}
+
+/// The log says after a while that the start waits for the disk of its state directory, unless what this returns was
+/// dropped before.
+fn tell_of_slow_disk(dir: &Path) -> mpsc::Sender<()> {
+    let (starts, started) = mpsc::channel();
+    let dir = dir.to_owned();
+    std::thread::spawn(move || {
+        if started.recv_timeout(SLOW_DISK) == Err(mpsc::RecvTimeoutError::Timeout) {
+            tracing::warn!(
+                state_dir = %dir.display(),
+                "the disk of the state directory does not answer; this agent serves once it does"
+            );
+        }
+    });
+    starts
 }
 
 /// Outermost and innermost of the places that the operator named.

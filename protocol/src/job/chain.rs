@@ -125,6 +125,10 @@ impl Job {
         if head.record.lineage() == record.lineage() {
             if record.number > head.record.number {
                 self.install(ctx, record);
+            } else if self.is_gap_before_end(&record) {
+                // Others may wait for workers of a generation of which this node heard nothing.
+                self.before = Some(Head::new(record));
+                self.wake_at(ctx.now, "a part in what is over");
             } else if record.number < head.record.number {
                 let record = head.record.clone();
                 self.send(ctx, from, JobMessage::Decided { record });
@@ -134,6 +138,14 @@ impl Job {
             return;
         }
         self.consider_stranger(ctx, from, record, votes);
+    }
+
+    /// Whether this is the generation before the end that is known here, and was missed.
+    fn is_gap_before_end(&self, record: &Record) -> bool {
+        let end = self.head.as_ref().filter(|h| h.record.kind.is_terminal());
+        let parent = end.map(|h| h.record.parent);
+        let known = self.before.as_ref().map(|b| b.digest);
+        known != parent && parent == Some(record.digest())
     }
 
     /// A decided record of a lineage that is not ours.

@@ -326,7 +326,27 @@ impl Job {
             self.words.to.insert(to);
         }
         if !self.unknown && self.head.is_some() {
+            self.tell_part(ctx, to);
             self.say_held(ctx, vec![to]);
+        }
+    }
+
+    /// A node that is waited for may have missed the last generation before the end: it learns of its part there, and
+    /// says what became of that.
+    fn tell_part(&mut self, ctx: &Ctx<'_>, to: NodeId) {
+        let end = self.head.as_ref().filter(|h| h.record.kind.is_terminal());
+        let parent = end.map(|h| h.record.parent);
+        let before = self.before.as_ref();
+        let before = before.filter(|b| Some(b.digest) == parent && b.has(to));
+        let waits = self
+            .words
+            .newest
+            .values()
+            .any(|w| w.nodes.contains_key(&to))
+            || self.waited_for(ctx).any(|(node, _)| node == to);
+        if let Some(before) = before.filter(|_| waits) {
+            let record = before.record.clone();
+            self.send(ctx, to, JobMessage::Decided { record });
         }
     }
 

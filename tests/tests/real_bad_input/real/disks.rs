@@ -198,6 +198,24 @@ fn a_disk_that_stalls_costs_no_healthy_node() {
     }
 }
 
+/// The kernel does not let it go on before that, and nobody else would say why nothing answers.
+#[test]
+fn an_agent_that_starts_on_a_disk_that_stalls_says_for_what_it_waits() {
+    let mut bed = Bed::new();
+    let disk = bed.path("a").join("disk");
+    if !stallable(std::slice::from_ref(&disk)) {
+        return;
+    }
+    let state = format!("--state-dir={}/state", disk.display());
+    bed.agent_and("a", &[], &[&state]).kill();
+    let stalled = Stalled::new(&disk);
+    let mut agent = bed.try_agent("a", &[], &[&state]);
+    agent.until_says("does not answer");
+    assert!(agent.is_alive());
+    drop(stalled);
+    agent.until_says("serving");
+}
+
 /// Every write to its stderr fails, as on a full disk or after its reader went away.
 fn unheard(mut command: Command, bed: &Bed) -> std::process::Child {
     without_our_environment(&mut command);
