@@ -441,7 +441,13 @@ impl Agent {
                 job.on_beacon(ctx, value);
                 job.drive(ctx);
             }),
-            Event::Persisted { key } => self.with_job(&key, now, Job::persisted),
+            Event::Persisted { key } => {
+                if let Some(job) = self.jobs.get_mut(&key) {
+                    job.persisted(now);
+                    // One that is over can be forgotten by now; else nothing changes that others see.
+                    self.touched |= job.is_idle();
+                }
+            }
             Event::PersistFailed { key, errno } => {
                 self.is_unstored(errno, now);
                 self.with_job(&key, now, Job::persist_failed);

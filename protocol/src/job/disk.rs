@@ -114,14 +114,14 @@ impl Job {
     }
 
     /// The write that was under way is durable.
-    pub(crate) fn persisted(&mut self, ctx: &mut Ctx<'_>) {
+    pub(crate) fn persisted(&mut self, now: Time) {
         if self.writes.since.take().is_none() {
             return;
         }
         self.writes.done += 1;
         // The others hear first what rests on it.
         if self.own_votes.iter().any(|v| self.is_backed(v)) {
-            self.wake_at(ctx.now, "own vote");
+            self.wake_at(now, "own vote");
         }
     }
 
