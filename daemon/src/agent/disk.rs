@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::{Input, blob_name};
 use crate::state::StateDir;
 
-/// How long the agent's end waits for the last writes.
+/// How long the agent's end waits in all for the last writes.
 pub(super) const LAST_WAIT: Duration = Duration::from_secs(5);
 
 /// A write, or a removal. The core has one of each job under way at most.
@@ -18,7 +18,7 @@ pub(super) const LAST_WAIT: Duration = Duration::from_secs(5);
 pub(super) enum Write {
     /// The state of a job. It is answered with [`Input::Stored`].
     Job { key: JobKey, bytes: Vec<u8> },
-    /// What is remembered of a job whose state goes.
+    /// The state of a job goes, once `past` is stored, which remembers it.
     Forget { key: JobKey, past: Vec<u8> },
     /// The peers' addresses, a hint for the next start. It is answered with [`Input::PeersStored`].
     Peers { bytes: Vec<u8> },
@@ -48,11 +48,11 @@ impl Disk {
         let _taken = self.writes.send(write);
     }
 
-    /// The directory, still locked, with all that was to be written in it. None: the disk does not answer.
-    pub(super) async fn close(self) -> Option<StateDir> {
+    /// The directory, still locked, with all that was to be written in it. None: the disk does not answer in that time.
+    pub(super) async fn close(self, wait: Duration) -> Option<StateDir> {
         let Disk { writes, left } = self;
         drop(writes);
-        match tokio::time::timeout(LAST_WAIT, left).await {
+        match tokio::time::timeout(wait, left).await {
             Ok(state) => state.ok(),
             Err(_) => {
                 tracing::error!(

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_protocol::agent::{Agent, ConnId, Effect, Event, Notice, Told};
+use muster_protocol::agent::{Agent, ConnId, Effect, Event, Notice, TIMED_OUT, Told};
 use muster_protocol::job::Job;
 use muster_protocol::local::ToLauncher;
 use muster_protocol::membership::{Answer, State};
@@ -17,9 +17,6 @@ use super::disk::Write;
 use super::{Input, Node, history, probe};
 use crate::socket::Received;
 use crate::state::StateError;
-
-/// The errno of a write that has been under way for too long.
-const TIMED_OUT: i32 = rustix::io::Errno::TIMEDOUT.raw_os_error();
 
 /// Why a state directory takes no write, for people.
 pub(super) fn refused_write(errno: i32) -> String {

@@ -222,9 +222,8 @@ pub struct Node {
     /// Their addresses are being written.
     writes_peers: bool,
     quit: bool,
-    /// Since when nobody is waited for, and until when it stays all the same.
+    /// Since when nobody is waited for.
     drained: Option<Time>,
-    linger: Option<Time>,
 }
 
 /// Whether a first peer is named by this host alone: `localhost`, or a loopback address.
@@ -342,7 +341,6 @@ impl Node {
             writes_peers: false,
             quit: false,
             drained: None,
-            linger: None,
         };
         node.health.not_ready.send_replace(Vec::new());
         // Of jobs that an earlier run left.
@@ -387,9 +385,11 @@ impl Node {
         self.net.close().await;
         // Nobody hears how the last writes went.
         self.rx.close();
+        let waited = self.drained.map(|since| clock::now().since(since).to_std());
+        let wait = disk::LAST_WAIT.saturating_sub(waited.unwrap_or_default());
         Ended {
             finished: self.core.jobs().all(|job| job.is_settled()),
-            state: self.disk.close().await,
+            state: self.disk.close(wait).await,
         }
     }
 
@@ -415,28 +415,29 @@ impl Node {
 
     fn due(&self) -> Option<Time> {
         let core = self.core.poll_timeout().map(|(at, _)| at);
-        let others = [self.linger, self.stores_due(), self.held.due()];
+        let others = [self.stays_until(), self.stores_due(), self.held.due()];
         core.into_iter().chain(others.into_iter().flatten()).min()
     }
 
     /// A drained agent goes once its launchers are gone; the others have what they need by then.
     fn leave_when_done(&mut self) {
-        if !self.core.is_draining() || self.core.is_drain_awaited(clock::now()) {
-            (self.drained, self.linger) = (None, None);
-            return;
-        }
         let now = clock::now();
-        let since = self.drained.get_or_insert(now);
-        let last = *since + Span::from(disk::LAST_WAIT);
-        let until = self.linger.get_or_insert(now + LINGER);
-        if now < *until {
+        if !self.core.is_draining() || self.core.is_drain_awaited(now) {
+            self.drained = None;
             return;
         }
-        // What waits for the disk is said before it goes.
-        match self.core.is_carried_out() || now >= last {
-            true => self.quit = true,
-            false => *until = now + LINGER,
-        }
+        self.drained.get_or_insert(now);
+        self.quit |= self.stays_until().is_some_and(|until| now >= until);
+    }
+
+    /// A drained agent stays for what others may still ask, and until what waits for its disk is said.
+    fn stays_until(&self) -> Option<Time> {
+        let since = self.drained?;
+        let writes = clock::now() >= since + LINGER && !self.core.is_carried_out();
+        Some(match writes {
+            true => since + Span::from(disk::LAST_WAIT),
+            false => since + LINGER,
+        })
     }
 
     fn apply(&mut self, event: Event) {

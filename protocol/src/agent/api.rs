@@ -212,6 +212,9 @@ pub enum Effect {
     Notice(Notice),
 }
 
+/// The errno of a write that has been under way for longer than `suspect_after`: ETIMEDOUT of Linux.
+pub const TIMED_OUT: i32 = 110;
+
 /// News for people and dashboards.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
@@ -226,8 +229,8 @@ pub enum Notice {
         theirs: Timeouts,
         mine: Timeouts,
     },
-    /// A node's state directory refuses writes, with this errno; `None`: it takes them again. ETIMEDOUT: a write has
-    /// been under way for longer than `suspect_after`.
+    /// A node's state directory refuses writes, with this errno; `None`: it takes them again. [`TIMED_OUT`]: one
+    /// takes too long.
     Unstored {
         node: NodeId,
         errno: Option<i32>,

@@ -1,7 +1,7 @@
 //! Agents' statements about themselves: to each peer when it connects, and again when something in it changes.
 
 use super::{Agent, HELLO_WAIT};
-use crate::agent::{Effect, Notice};
+use crate::agent::{Effect, Notice, TIMED_OUT};
 use crate::ids::{NodeId, StateId};
 use crate::job::Job;
 use crate::membership;
@@ -11,8 +11,6 @@ use crate::wire::{Hello, MAX_JOBS, Message, Timeouts};
 
 /// For so long after a write was refused, the next ones are thought to be. One is tried each second.
 const UNSTORED: Span = Span::from_millis(2_500);
-/// The errno of a write that takes too long: ETIMEDOUT of Linux.
-const TIMED_OUT: i32 = 110;
 
 fn wants_hello(peer: &Peer) -> bool {
     let unstored = peer.hello.as_ref().is_some_and(|h| h.unstored.is_some());

@@ -15,7 +15,7 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-pub use api::{Config, ConnId, Effect, Event, Flaws, Notice, Phases, Told};
+pub use api::{Config, ConnId, Effect, Event, Flaws, Notice, Phases, TIMED_OUT, Told};
 pub use past::Past;
 pub use restored::Restored;
 

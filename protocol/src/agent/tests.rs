@@ -10,6 +10,7 @@ mod holds;
 mod lives;
 mod members;
 mod replaced;
+mod restarts;
 mod spares;
 mod takeovers;
 mod tickets;

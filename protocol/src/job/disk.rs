@@ -1,5 +1,6 @@
 //! The job's state on the disk, and what may be said only once it is there (R5, R6).
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::{Ctx, Durable, Job, REPEAT};
@@ -22,6 +23,24 @@ pub(super) struct Writes {
     since: Option<Time>,
     /// Records that the newest one holds.
     records: Records,
+    /// This agent's own votes, each with the number of the write that it rests on: it counts once that is done.
+    own_votes: VecDeque<(u64, JobMessage)>,
+}
+
+impl Writes {
+    /// Queues this agent's own vote behind the writes that it rests on.
+    pub(super) fn vote(&mut self, vote: JobMessage) {
+        self.own_votes.push_back((self.asked, vote));
+        let surplus = self.own_votes.len().saturating_sub(MOST_VOTES);
+        self.own_votes.drain(..surplus);
+    }
+
+    /// Takes the own votes whose writes are done: they count by now.
+    pub(super) fn backed(&mut self) -> impl Iterator<Item = JobMessage> {
+        let done = self.done;
+        let backed = self.own_votes.partition_point(|(write, _)| *write <= done);
+        self.own_votes.drain(..backed).map(|(_, vote)| vote)
+    }
 }
 
 /// The head, the change of its voters, and the birth that is bound to: votes are on what follows them.
@@ -120,7 +139,7 @@ impl Job {
         }
         self.writes.done += 1;
         // The others hear first what rests on it.
-        if self.own_votes.iter().any(|v| self.is_backed(v)) {
+        if !self.writes.own_votes.is_empty() {
             self.wake_at(now, "own vote");
         }
     }
@@ -139,16 +158,9 @@ impl Job {
             } => !is_vote(body),
             _ => true,
         });
-        self.own_votes.clear();
+        self.writes.own_votes.clear();
         self.drop_unstored();
         self.drive(ctx);
-    }
-
-    /// Queues this agent's own vote behind the writes that it rests on.
-    pub(super) fn vote_here(&mut self, vote: JobMessage) {
-        self.own_votes.push_back((self.writes.asked, vote));
-        let surplus = self.own_votes.len().saturating_sub(MOST_VOTES);
-        self.own_votes.drain(..surplus);
     }
 
     /// Queues a vote for another agent. One that waits for the disk is not queued again, and of very many the oldest
@@ -166,17 +178,6 @@ impl Job {
             }
         }
         self.effects.push_back(vote);
-    }
-
-    fn is_backed(&self, (write, _): &(u64, JobMessage)) -> bool {
-        *write <= self.writes.done
-    }
-
-    /// Lets this agent's own votes count whose writes are done.
-    pub(super) fn count_own_votes(&mut self) {
-        let backed = self.own_votes.partition_point(|v| self.is_backed(v));
-        let votes = self.own_votes.drain(..backed).map(|(_, vote)| vote);
-        self.loopback.extend(votes);
     }
 
     pub(super) fn retry_persist(&mut self, ctx: &mut Ctx<'_>) {

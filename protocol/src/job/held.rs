@@ -130,8 +130,12 @@ impl Words {
 
     /// A node says that its workers have ended. Whether somebody waits for it.
     fn has_stopped(&mut self, node: NodeId) -> bool {
-        let waited = self.newest.values().any(|w| w.nodes.contains_key(&node));
-        waited && self.stopped.insert(node)
+        self.name(node) && self.stopped.insert(node)
+    }
+
+    /// Whether some word names this node.
+    fn name(&self, node: NodeId) -> bool {
+        self.newest.values().any(|w| w.nodes.contains_key(&node))
     }
 }
 
@@ -167,7 +171,7 @@ impl Job {
         self.durable.hold(ms, nodes, ctx.now);
     }
 
-    /// What the run of this agent before this one stored of the wait.
+    /// Takes up the wait that the run of this agent before this one stored.
     pub(super) fn recall_wait(&mut self, ctx: &Ctx<'_>) {
         let left = self.durable.held(ctx.now);
         if left == Span::ZERO {
@@ -338,12 +342,7 @@ impl Job {
         let parent = end.map(|h| h.record.parent);
         let before = self.before.as_ref();
         let before = before.filter(|b| Some(b.digest) == parent && b.has(to));
-        let waits = self
-            .words
-            .newest
-            .values()
-            .any(|w| w.nodes.contains_key(&to))
-            || self.waited_for(ctx).any(|(node, _)| node == to);
+        let waits = self.words.name(to) || self.waited_for(ctx).any(|(node, _)| node == to);
         if let Some(before) = before.filter(|_| waits) {
             let record = before.record.clone();
             self.send(ctx, to, JobMessage::Decided { record });

@@ -21,7 +21,7 @@ impl Job {
     /// Says `body` to `to`; to ourselves by way of the queue.
     pub(super) fn send(&mut self, ctx: &Ctx<'_>, to: NodeId, body: JobMessage) {
         if to == ctx.me() && is_vote(&body) {
-            self.vote_here(body);
+            self.writes.vote(body);
             self.wake_at(ctx.now, "own vote");
         } else if to == ctx.me() {
             self.loopback.push_back(body);

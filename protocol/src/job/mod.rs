@@ -236,8 +236,6 @@ pub struct Job {
     effects: VecDeque<Effect>,
     loopback: VecDeque<JobMessage>,
     early: Option<messages::Early>,
-    /// This agent's own votes, each with the number of the write that it rests on: it counts once that is done.
-    own_votes: VecDeque<(u64, JobMessage)>,
     writes: disk::Writes,
     wake: Option<(Time, &'static str)>,
     /// When everything was looked at last, and how often so far.
@@ -348,7 +346,6 @@ impl Job {
             effects: VecDeque::new(),
             loopback: VecDeque::new(),
             early: None,
-            own_votes: VecDeque::new(),
             writes: disk::Writes::default(),
             wake: None,
             looked: Time::ZERO,
@@ -363,7 +360,7 @@ impl Job {
             said_over: Digest::ZERO,
             ended: None,
             vacant: None,
-            voter: voter::Leases::restored(),
+            voter: voter::Leases::default(),
             lead: None,
             led: None,
             proposal: None,
@@ -660,7 +657,7 @@ impl Job {
         self.wake_as_voter(ctx);
         self.drive_dropped(ctx);
         self.retry_persist(ctx);
-        self.count_own_votes();
+        self.loopback.extend(self.writes.backed());
         self.drive_welcome(ctx);
         self.drive_silent(ctx);
         self.drive_ends(ctx);

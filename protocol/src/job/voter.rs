@@ -16,22 +16,12 @@ use crate::wire::{Ballot, Grant, JobMessage, MAX_LIST};
 #[derive(Clone, Debug, Default)]
 pub(super) struct Leases {
     granted: BTreeMap<NodeId, Time>,
-    /// The acknowledgements of an earlier run of this agent are not remembered yet.
-    restored: bool,
-    /// When they were.
-    recalled: Time,
+    /// The run of this agent before this one may have acknowledged anybody's until then, also in a generation that its
+    /// disk did not take any more.
+    recalled: Option<Time>,
 }
 
 impl Leases {
-    /// Of an agent that starts again with this head.
-    pub(super) fn restored() -> Leases {
-        Leases {
-            granted: BTreeMap::new(),
-            restored: true,
-            recalled: Time::ZERO,
-        }
-    }
-
     pub(super) fn on_install(&mut self, record: &Record) {
         // Kept for those that the new generation dropped until it starts; the others begin anew.
         self.granted.retain(|node, _| !record.has(*node));
@@ -137,12 +127,10 @@ impl Job {
 
     /// The acknowledgements of the run before are forgotten: they may have been as late as now, and to anybody.
     pub(super) fn recall_leases(&mut self, ctx: &Ctx<'_>) {
-        if !std::mem::take(&mut self.voter.restored) {
+        if self.voter.recalled.is_some() {
             return;
         }
-        let members = self.head.iter().flat_map(|h| &h.record.members);
-        self.voter.granted = members.map(|m| (m.node, ctx.now)).collect();
-        self.voter.recalled = ctx.now;
+        self.voter.recalled = Some(ctx.now);
         self.recall_wait(ctx);
         // For whom a start after an end waits may not have been known either: without a stored wait others are asked.
         let ended = self.head.is_some() && self.live().is_none();
@@ -196,11 +184,10 @@ impl Job {
         };
         let times = self.timeouts(ctx);
         let until = |node: NodeId| {
-            // The run before may have acknowledged those of a newer generation, which its disk did not take any more.
-            let granted = self.voter.granted.get(&node);
-            let granted = granted.max(Some(&self.voter.recalled));
+            let granted = self.voter.granted.get(&node).copied();
+            let granted = granted.max(self.voter.recalled);
             let away = ctx.peers.away_since(node);
-            let lease = granted.map(|at| *at + times.suspect_after);
+            let lease = granted.map(|at| at + times.suspect_after);
             let mute = ctx.peers.unwell(node) == Some(State::Suspect { guarded: true });
             let away = away.max(mute.then_some(ctx.now));
             lease.max(away.map(|since| since + times.agent_grace))

@@ -175,29 +175,27 @@ impl World {
                     self.effect(node, effect, index, &mut back)?;
                     continue;
                 };
-                if fuse != Some(Fuse::Slow) {
-                    self.store(node, key.clone(), bytes.clone())?;
-                }
-                let n = Rc::make_mut(&mut self.nodes[node]);
-                let write = |bytes| Write {
-                    node,
-                    boot: n.boot,
-                    key: key.clone(),
-                    bytes,
+                let later = match fuse {
+                    Some(Fuse::Slow) => Some(bytes),
+                    _ => {
+                        self.store(node, key.clone(), bytes)?;
+                        None
+                    }
                 };
+                let n = Rc::make_mut(&mut self.nodes[node]);
                 match (fuse, &mut n.agent) {
                     (Some(Fuse::Dies), _) => {
                         n.agent = None;
                         break;
                     }
-                    (Some(Fuse::Slow), _) => {
-                        n.history = mix(n.history, 17);
-                        let write = write(Some(bytes));
-                        self.plan(PAST_A_RETRY_MS, Later::Written(write));
-                    }
-                    (Some(Fuse::HeardLate), _) => {
-                        n.history = mix(n.history, 18);
-                        let write = write(None);
+                    (Some(Fuse::Slow | Fuse::HeardLate), _) => {
+                        n.history = mix(n.history, 17 + u64::from(later.is_some()));
+                        let write = Write {
+                            node,
+                            boot: n.boot,
+                            key,
+                            bytes: later,
+                        };
                         self.plan(PAST_A_RETRY_MS, Later::Written(write));
                     }
                     (_, Some(agent)) => {
