@@ -1,10 +1,12 @@
 //! A job without a store whose members all lose power, and say nothing more: others start it again. Of these some may
 //! know of the life that is lost, and have no part in it.
 
+use itertools::iproduct;
 use muster_protocol::spec::JobSpec;
 use muster_tests::sim::clock::{MS, SEC};
 use muster_tests::sim::conductor::Conductor;
 use muster_tests::sim::setup::{Fault, NodeSetup, Setup, Times};
+use muster_tests::sim::truth::Spawn;
 
 const NODES: usize = 6;
 /// The launchers of the first life are killed.
@@ -86,4 +88,70 @@ fn nodes_without_a_part_in_what_is_lost_begin_anew() {
             }
         }
     }
+}
+
+/// One node trains, another asks to be let in, and the first loses power about when it takes it in.
+const JOINS: u64 = 5 * SEC;
+const BACK: u64 = 30 * SEC;
+/// Until it trains with the others after that.
+const TAKEN_IN: u64 = 20 * SEC;
+
+fn loses_power_as_it_lets_another_in(seed: u64, off: u64, max_nodes: u16) -> Conductor {
+    let spec = JobSpec {
+        min_nodes: 1,
+        max_nodes,
+        ..JobSpec::default()
+    };
+    let node = |at: usize| NodeSetup {
+        agent_at: if at == 0 { 0 } else { 4 * SEC },
+        launcher_at: (at == 0).then_some(200 * MS),
+        ..NodeSetup::quiet(at, 0)
+    };
+    let crash = Fault::NodeCrash {
+        node: 0,
+        down: BACK - off,
+        new_disk: false,
+        relaunch: true,
+    };
+    // Its network goes a moment before.
+    let cut = Fault::Partition {
+        side: 0b001,
+        for_ns: 10 * SEC,
+    };
+    let faults = vec![
+        (JOINS, Fault::LateJoin { node: 1 }),
+        (off - 200 * MS, cut),
+        (off, crash),
+        (JOINS + 4 * SEC, Fault::LateJoin { node: 2 }),
+    ];
+    Conductor::new(Setup {
+        times: Times::USUAL,
+        disk: 50 * MS,
+        faults,
+        heal_at: BACK + TAKEN_IN,
+        ..Setup::quiet(seed, (0..3).map(node).collect(), spec)
+    })
+}
+
+/// It wrote its vote for the generation with the other node, which heard nothing of that and began the job anew. It
+/// decides that generation alone when it is back.
+#[test]
+fn a_node_that_alone_knows_of_its_generation_is_taken_in_when_it_is_back() {
+    let (mut knew, mut late) = (0, Vec::new());
+    for (seed, tick) in iproduct!(0..4, 0..60) {
+        let off = JOINS + SEC + tick * 20 * MS;
+        let mut conductor = loses_power_as_it_lets_another_in(seed, off, 3);
+        conductor.relaunches = false;
+        let ran = conductor.run();
+        assert!(ran.is_ok(), "seed {seed}, {off}: {ran:?}");
+        let truth = &conductor.world.truth;
+        let first = |node: usize| truth.spawns.iter().find(|s| s.node == node);
+        knew += u32::from(first(1).is_none_or(|s| s.at > off));
+        let trains = |s: &Spawn| s.node == 0 && (BACK..BACK + TAKEN_IN).contains(&s.at);
+        if !truth.spawns.iter().any(trains) {
+            late.push((seed, off));
+        }
+    }
+    assert!(knew > 0, "the power went too late in all cases");
+    assert!(late.is_empty(), "{} never taken in: {late:?}", late.len());
 }

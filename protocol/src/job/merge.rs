@@ -482,7 +482,9 @@ impl Job {
         // Where all are dead the other group need not stop for this one, which leaves.
         let a = self.assess(ctx, &record);
         let spoke = |m: &Member| self.status_of(m.node).is_some();
-        if !a.survivors.is_empty() && !a.survivors.iter().any(spoke) {
+        // A member that lives in another group never says how it stands in this one.
+        let silent = |m: &Member| !spoke(m) && !self.merge.lives_elsewhere(m.node);
+        if !a.survivors.iter().any(spoke) && a.survivors.iter().any(silent) {
             return self.wake_at(
                 ctx.now + REPEAT,
                 "members that have not said how they stand",
