@@ -4,5 +4,6 @@
 mod report;
 mod session;
 pub mod signal;
+pub mod slots;
 
 pub use session::{Effect, Event, Left, Session, is_said_once, patience};

@@ -7,6 +7,7 @@ use std::os::fd::{OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use memmap2::{MmapOptions, MmapRaw};
+use muster_launcher::slots::Ask;
 use muster_protocol::Digest;
 use muster_protocol::control::live::{self, Assignment, CAN_REASSIGN, TELLS_RESTORE, Term};
 use muster_protocol::control::report::{self, METRICS_WORDS};
@@ -18,8 +19,6 @@ use muster_protocol::control::{self, Gate, LAYOUT, MAGIC, PAGE_LEN, Reason, Stop
 use muster_protocol::hang::Point;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
-
-use super::saves::Ask;
 
 pub use muster_protocol::control::FD_ENV;
 

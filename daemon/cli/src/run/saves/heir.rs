@@ -5,12 +5,12 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use muster_checkpoint::slot::Slot;
-use muster_protocol::checkpoint::SlotId;
+use muster_launcher::slots::shown;
+use muster_protocol::checkpoint::{Found, SlotId};
 use muster_protocol::control::slots::SLOTS;
-use muster_protocol::local::SaveNews;
 
 use super::looking::copy_of;
-use super::{Rank, Saves, Seen, Told, making};
+use super::{Rank, Saves, Told};
 
 impl Saves {
     /// A local rank's slots, for the agent to keep. None where no descriptor is left.
@@ -23,9 +23,7 @@ impl Saves {
     /// The slots of a local rank that the launcher before left; `ranks` is how many there are here.
     pub fn inherit(&mut self, k: u16, slots: Vec<OwnedFd>, ranks: u16) -> Told {
         let mut told = Told::default();
-        // Its own are newer: the agent took this very launcher for dead.
-        let has_own = self.ranks.contains_key(&k) || self.making.contains_key(&k);
-        if self.place.is_none() || has_own || k >= ranks {
+        if !self.table.takes_left(k, ranks) {
             return told;
         }
         let slots: Result<Vec<(Arc<Slot>, bool)>, _> =
@@ -48,33 +46,25 @@ impl Saves {
                 return told;
             }
         };
-        let bytes = making::bytes_of(&slots);
-        let used = self
-            .ranks
-            .values()
-            .map(|rank| making::bytes_of(&rank.slots));
-        let room = self.budget.saturating_sub(used.sum());
-        if bytes > room {
-            told.people.push(format!(
-                "the checkpoint slots that were left of local rank {k} have {}, and there is room for {}: raise --checkpoint-memory, now {}",
-                making::shown(bytes),
-                making::shown(room),
-                making::shown(self.budget),
-            ));
+        let (image, note) = slots[0].capacity();
+        let each = image + note;
+        if let Some(text) = self.table.no_room_for(k, each * SLOTS as u64) {
+            told.people.push(text);
             return told;
         }
         let mut steps = Vec::new();
-        let mut seen = [Seen::Free, Seen::Free];
-        for (side, (slot, seen)) in (0u8..).zip(slots.iter().zip(&mut seen)) {
+        let (mut rank, mut found) = (Rank::new(slots), [Found::Free; SLOTS]);
+        for (side, found) in (0u8..).zip(&mut found) {
             let id = SlotId { k, side };
+            let slot = &rank.slots[usize::from(side)];
             match slot.take() {
                 Ok(Some(sealed)) => {
                     steps.push(sealed.step);
                     if let Some(replicas) = &self.replicas {
                         replicas.inherited(id, sealed.view(), &sealed.note);
                     }
-                    let copy = copy_of(&sealed);
-                    *seen = Seen::Sealed(Arc::new(sealed), copy);
+                    *found = Found::Sealed(copy_of(&sealed));
+                    rank.sealed[usize::from(side)] = Some(Arc::new(sealed));
                 }
                 // What was committed is free, and there until it is overwritten.
                 Ok(None) => {
@@ -91,27 +81,16 @@ impl Saves {
         steps.sort_unstable();
         told.people.push(format!(
             "checkpoint slots of local rank {k}, 2 x {}, of the launcher that was here before: {}",
-            making::shown(bytes / SLOTS as u64),
+            shown(each),
             match &steps[..] {
                 [] => "nothing is in them".to_owned(),
                 [one] => format!("step {one} is in them"),
                 [first, .., last] => format!("steps {first} and {last} are in them"),
             }
         ));
-        let ahead = [None, None];
-        let rank = Rank {
-            slots,
-            seen,
-            torn,
-            ahead,
-        };
-        told.agent.push(SaveNews::Slots {
-            k,
-            capacity: rank.slots[0].capacity().0,
-            found: [rank.seen[0].found(), rank.seen[1].found()],
-        });
         self.ranks.insert(k, rank);
-        self.gone.remove(&k);
+        let news = self.table.inherit(k, (image, note), found, torn);
+        told.agent.push(news);
         self.count_slots();
         told
     }

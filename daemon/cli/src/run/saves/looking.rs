@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use muster_checkpoint::slot::{Sealed, State};
-use muster_protocol::checkpoint::{Copy, SlotId};
-use muster_protocol::local::SaveNews;
+use muster_launcher::slots::{Look, SlotTable};
+use muster_protocol::checkpoint::{Copy, Found, SlotId};
 use muster_protocol::{Digest, Span, Time};
 
 use super::replicas::Replicas;
 use super::way::Taken;
-use super::{Ahead, PROGRESS, Place, Rank, Ranks, Saves, Seen, Told};
+use super::{Ahead, Place, Rank, Ranks, Saves, Told};
 
 /// So long a fill is waited for by others: it takes seconds, unless its worker stands still, or keeps the slot for
 /// good.
@@ -29,18 +29,23 @@ impl Saves {
         let mut told = Told::default();
         let asks = workers.asks();
         let ranks = self.ranks.len();
+        let mut looks = Vec::new();
         for (k, rank) in &mut self.ranks {
             let by = By {
                 alive: workers.runs(*k),
                 // What is older goes first.
-                ahead: self.place.as_ref().filter(|_| self.writing.is_empty()),
+                ahead: self.place.as_ref().filter(|_| !self.table.is_writing()),
                 ranks,
                 replicas: self.replicas.as_ref(),
+                table: &self.table,
             };
-            look_at(*k, rank, &by, &mut told);
+            looks.push((*k, [0, 1].map(|side| look_at(*k, side, rank, &by))));
         }
-        let fills = |rank: &Rank| rank.seen.iter().any(|s| matches!(s, Seen::Filling { .. }));
-        self.filling = match self.ranks.values().any(fills) {
+        for (k, looks) in looks {
+            let effects = self.table.looked(k, looks);
+            self.carry_out(effects, &mut told);
+        }
+        self.filling = match self.table.is_filling() {
             true => {
                 let mut filling = self.filling.take().unwrap_or_else(|| Filling {
                     since: now,
@@ -53,20 +58,14 @@ impl Saves {
         };
         // Behind the look: what was sealed before its worker asked for other slots is known by now, and kept.
         for (k, ask) in asks {
-            self.asked(k, ask, workers, &mut told);
+            let effects = self.table.asked(k, ask);
+            self.carry_out(effects, &mut told);
         }
-        for (slot, writing) in &mut self.writing {
-            let done = writing.done.load(Ordering::Relaxed);
-            if done != writing.said && now >= writing.say_at {
-                writing.said = done;
-                writing.say_at = now + PROGRESS;
-                told.agent.push(SaveNews::Progress {
-                    slot: *slot,
-                    attempt: writing.save.attempt,
-                    done,
-                });
-            }
+        for (slot, (_, done)) in &self.writing {
+            let done = done.load(Ordering::Relaxed);
+            told.agent.extend(self.table.progress(*slot, done, now));
         }
+        self.answer(&mut told, workers);
         told
     }
 }
@@ -90,52 +89,41 @@ struct By<'a> {
     /// How many ranks the node has.
     ranks: usize,
     replicas: Option<&'a Replicas>,
+    table: &'a SlotTable,
 }
 
-/// Handles the changes of a rank's slots since the last look.
-fn look_at(k: u16, rank: &mut Rank, by: &By<'_>, told: &mut Told) {
-    let mut torn = false;
-    let slots = rank.slots.iter().zip(&mut rank.seen).zip(&mut rank.ahead);
-    for (side, ((slot, seen), ahead)) in (0u8..).zip(slots) {
-        let id = SlotId { k, side };
-        let (state, step) = slot.state();
-        match (state, &*seen) {
-            (State::Free, Seen::Filling { .. }) => (*seen, *ahead) = (Seen::Free, None),
-            (State::Filling, _) if !by.alive => {
-                slot.reclaim();
-                (*seen, *ahead) = (Seen::Free, None);
-                torn = true;
-            }
-            (State::Filling, Seen::Free) => {
-                *seen = Seen::Filling { step };
-                *ahead = (by.ahead).and_then(|place| Ahead::start(place, slot, by.ranks));
-                told.agent.push(SaveNews::Filling { slot: id, step });
-            }
-            (State::Sealed, Seen::Free | Seen::Filling { .. }) => match slot.take() {
-                Ok(Some(sealed)) => {
-                    muster_fault::point("launcher.taken");
-                    if matches!(*seen, Seen::Free) {
-                        let step = sealed.step;
-                        told.agent.push(SaveNews::Filling { slot: id, step });
-                    }
-                    let copy = copy_of(&sealed);
-                    told.agent.push(SaveNews::Sealed { slot: id, copy });
-                    if let Some(replicas) = by.replicas {
-                        replicas.sealed(id, &sealed);
-                    }
-                    *seen = Seen::Sealed(Arc::new(sealed), copy);
-                }
-                Ok(None) => {}
-                Err(error) => {
-                    (*seen, *ahead) = (Seen::Free, None);
-                    torn = true;
-                    told.people.push(format!("local rank {k}: {error}"));
-                }
-            },
-            _ => {}
+/// What a slot looks like; what is sealed in it is taken.
+fn look_at(k: u16, side: u8, rank: &mut Rank, by: &By<'_>) -> Look {
+    let id = SlotId { k, side };
+    let at = usize::from(side);
+    let (slot, known) = (&rank.slots[at], by.table.found(id));
+    let (state, step) = slot.state();
+    match state {
+        State::Free => Look::Free,
+        State::Filling if !by.alive => {
+            slot.reclaim();
+            Look::Torn
         }
-    }
-    if torn {
-        told.agent.push(SaveNews::WorkerGone { k });
+        State::Filling => {
+            if known == Found::Free {
+                rank.ahead[at] = (by.ahead).and_then(|place| Ahead::start(place, slot, by.ranks));
+            }
+            Look::Filling { step }
+        }
+        State::Taken => Look::Same,
+        State::Sealed if matches!(known, Found::Sealed(_)) => Look::Same,
+        State::Sealed => match slot.take() {
+            Ok(Some(sealed)) => {
+                muster_fault::point("launcher.taken");
+                let copy = copy_of(&sealed);
+                if let Some(replicas) = by.replicas {
+                    replicas.sealed(id, &sealed);
+                }
+                rank.sealed[at] = Some(Arc::new(sealed));
+                Look::Sealed(copy)
+            }
+            Ok(None) => Look::Same,
+            Err(error) => Look::Broken(error.to_string()),
+        },
     }
 }

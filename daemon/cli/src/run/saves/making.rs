@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_checkpoint::slot::{Slot, SlotError};
+use muster_launcher::slots::{Ask, shown};
 use muster_protocol::control::slots::SLOTS;
 use tokio::sync::mpsc;
 
@@ -16,28 +17,6 @@ const SETTLES: Duration = Duration::from_secs(10);
 /// Threads that touch the memory: the kernel zeroes it, page by page.
 const THREADS: usize = 4;
 
-/// A worker's ask for slots.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ask {
-    /// Counts its asks.
-    pub number: u64,
-    pub image: u64,
-    pub note: u64,
-}
-
-impl Ask {
-    /// Of one slot, about.
-    pub fn bytes(self) -> u64 {
-        self.image.saturating_add(self.note)
-    }
-
-    /// Whether a slot is large enough.
-    pub fn fits(self, slot: &Slot) -> bool {
-        let (image, note) = slot.capacity();
-        self.image <= image && self.note <= note
-    }
-}
-
 /// Slots that were made, or not.
 #[derive(Debug)]
 pub struct Made {
@@ -47,30 +26,12 @@ pub struct Made {
     pub result: Result<([Arc<Slot>; SLOTS], Duration), SlotError>,
 }
 
-/// Bytes of a rank's slots.
-pub(super) fn bytes_of(slots: &[Arc<Slot>; SLOTS]) -> u64 {
-    let of = |slot: &Arc<Slot>| {
-        let (image, note) = slot.capacity();
-        image + note
-    };
-    slots.iter().map(of).sum()
-}
-
-/// Bytes, for people.
-pub(super) fn shown(bytes: u64) -> String {
-    let mut value = bytes as f64;
-    let mut unit = "B";
-    for next in ["KiB", "MiB", "GiB", "TiB"] {
-        if value < 1024.0 {
-            break;
-        }
-        value /= 1024.0;
-        unit = next;
-    }
-    match unit {
-        "B" => format!("{bytes} B"),
-        _ => format!("{value:.1} {unit}"),
-    }
+/// A line for people on slots that were made.
+pub(super) fn text(k: u16, slots: &[Arc<Slot>; SLOTS], took: Duration) -> String {
+    let (image, note) = slots[0].capacity();
+    let each = shown(image + note);
+    let took = took.as_secs_f64();
+    format!("checkpoint slots of local rank {k}: 2 x {each} of memory in {took:.1} s")
 }
 
 /// Makes those that are not there, once what makes room for them is given back.

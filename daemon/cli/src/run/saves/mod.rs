@@ -2,8 +2,9 @@
 //!
 //! The launcher makes the slots, so that their memory is charged to the job and outlives a worker, and
 //! writes from them, with its user's rights. When a save is written, and which slots may be filled
-//! again, the agent says ([`SaveAsk`]); what happens to the slots it is told ([`SaveNews`]). Everything
-//! that blocks is done by threads, and the driver never waits for them.
+//! again, the agent says ([`SaveAsk`]); what happens to the slots it is told ([`SaveNews`]). What is known of them and
+//! what follows is the [`SlotTable`]'s; here are their memory and files. Everything that blocks is done by threads, and
+//! the driver never waits for them.
 
 mod ahead;
 mod cache;
@@ -15,17 +16,18 @@ pub mod replicas;
 mod way;
 mod writing;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use muster_checkpoint::part::Kept;
 use muster_checkpoint::persist::Options;
 use muster_checkpoint::slot::{Sealed, Slot};
-use muster_protocol::checkpoint::{Copy, Found, Save, SlotId, Written};
+use muster_launcher::slots::{Ask, Effect, Failure, SlotTable};
+use muster_protocol::Digest;
+use muster_protocol::checkpoint::{Save, SlotId};
 use muster_protocol::control::slots::{Given, SLOTS};
-use muster_protocol::local::{MAX_PARTS, SaveAsk, SaveNews, Start, short};
-use muster_protocol::{Digest, Span, Time};
+use muster_protocol::local::{SaveAsk, SaveNews, Start};
 use muster_store::Store;
 use tokio::sync::mpsc;
 
@@ -33,18 +35,10 @@ use crate::kept::{Folder, Rules};
 use ahead::Ahead;
 pub use cache::Cache;
 use keeping::Keeping;
-pub use making::Ask;
 use making::Made;
 use replicas::Replicas;
 use way::Way;
 use writing::{Task, Writer};
-
-/// Between two words about how far a file is.
-const PROGRESS: Span = Span::from_millis(500);
-
-/// Generations whose saves may still be written: the present one, and those whose workers sealed
-/// something before it.
-const GENERATIONS: usize = 8;
 
 /// The workers, as far as their slots go.
 pub trait Ranks {
@@ -92,62 +86,33 @@ pub struct Place {
     pub job: String,
 }
 
-/// Of a generation, what a manifest says.
-#[derive(Clone, Copy, Debug)]
-struct Generation {
-    digest: Digest,
-    lineage: Digest,
-    number: u64,
-    world: u32,
-    first_rank: u32,
-}
-
-/// A slot as it was last seen.
-#[derive(Debug)]
-enum Seen {
-    Free,
-    Filling { step: u64 },
-    Sealed(Arc<Sealed>, Copy),
-}
-
-impl Seen {
-    fn found(&self) -> Found {
-        match self {
-            Seen::Free => Found::Free,
-            Seen::Filling { step } => Found::Filling { step: *step },
-            Seen::Sealed(_, copy) => Found::Sealed(*copy),
-        }
-    }
-}
-
-/// A local rank's slots.
+/// Memory of a local rank's slots.
 #[derive(Debug)]
 struct Rank {
     slots: [Arc<Slot>; SLOTS],
-    seen: [Seen; SLOTS],
-    /// The worker of the launcher before was filling it, and may not be dead for certain: another one takes its place
-    /// before anything is filled.
-    torn: [bool; SLOTS],
+    sealed: [Option<Arc<Sealed>>; SLOTS],
     /// Writes of each slot that began before they were asked for.
     ahead: [Option<Ahead>; SLOTS],
 }
 
-/// A file that is being written.
-#[derive(Debug)]
-struct Writing {
-    save: Save,
-    stop: Arc<AtomicBool>,
-    done: Arc<AtomicU64>,
-    /// The progress that was said last, and when the next is due.
-    said: u64,
-    say_at: Time,
+impl Rank {
+    fn new(slots: [Arc<Slot>; SLOTS]) -> Rank {
+        Rank {
+            slots,
+            sealed: [None, None],
+            ahead: [None, None],
+        }
+    }
 }
+
+/// What stops the write of a file, and counts its bytes.
+type Watched = (Arc<AtomicBool>, Arc<AtomicU64>);
 
 /// Something that a thread has finished.
 #[derive(Debug)]
 pub enum Done {
     Made(Made),
-    Wrote(SlotId, Save, Result<Kept, writing::Failure>),
+    Wrote(SlotId, Save, Result<Kept, Failure>),
     Assembled(Save, Result<(Digest, u32), String>),
     /// Something for people.
     Said(String),
@@ -161,6 +126,8 @@ pub enum Done {
 pub struct Told {
     pub agent: Vec<SaveNews>,
     pub people: Vec<String>,
+    /// Answers to workers: their asks, and the bytes that one slot may have.
+    answers: Vec<(u16, u64, Given, u64)>,
 }
 
 /// The slots of this node's workers.
@@ -169,18 +136,9 @@ pub struct Saves {
     place: Option<Place>,
     /// The most bytes of all slots.
     budget: u64,
+    table: SlotTable,
     ranks: BTreeMap<u16, Rank>,
-    /// Had slots, and has none. That is said on each link, as what the others have is: the word may have been lost with
-    /// the link before, and the agent would hold memory that nobody uses.
-    gone: BTreeSet<u16>,
-    /// Workers of the newest generation that have ended with 0 by themselves. That is said on each link, too.
-    ended: BTreeSet<u16>,
-    /// Slots that are being made, and for which ask.
-    making: BTreeMap<u16, Ask>,
-    generations: Vec<Generation>,
-    writing: BTreeMap<SlotId, Writing>,
-    /// Parts of a manifest that is to be made, as they arrive.
-    parts: Option<(Save, Vec<Written>)>,
+    writing: BTreeMap<SlotId, Watched>,
     writer: Option<Writer>,
     way: Way,
     /// While ranks fill slots: training waits for that.
@@ -202,15 +160,11 @@ impl Saves {
             keeping: Keeping::new(folder, location, rules, done.0.clone(), way.clone()),
             way,
             filling: None,
+            table: SlotTable::new(place.is_some(), budget),
             place,
             budget,
             ranks: BTreeMap::new(),
-            gone: BTreeSet::new(),
-            ended: BTreeSet::new(),
-            making: BTreeMap::new(),
-            generations: Vec::new(),
             writing: BTreeMap::new(),
-            parts: None,
             writer: None,
             replicas: None,
             standing: replicas::Standing::default(),
@@ -230,129 +184,34 @@ impl Saves {
 
     /// A generation's workers start.
     pub fn begins(&mut self, start: &Start) {
-        self.ended.clear();
+        self.table.begins(start);
         if let Some(replicas) = &mut self.replicas {
             replicas.begins(start);
         }
-        self.generations.retain(|g| g.digest != start.digest);
-        if self.generations.len() == GENERATIONS {
-            self.generations.remove(0);
-        }
-        self.generations.push(Generation {
-            digest: start.digest,
-            lineage: start.lineage,
-            number: start.number,
-            world: start.world,
-            first_rank: start.first_rank,
-        });
     }
 
     /// The slots that there are.
     pub fn slots(&self) -> Vec<SaveNews> {
-        let slots = |(k, rank): (&u16, &Rank)| SaveNews::Slots {
-            k: *k,
-            capacity: rank.slots[0].capacity().0,
-            found: [rank.seen[0].found(), rank.seen[1].found()],
-        };
-        self.ranks.iter().map(slots).collect()
+        self.table.slots()
     }
 
     /// A worker has ended with 0 by itself.
     pub fn ended(&mut self, k: u16) -> Option<SaveNews> {
-        self.ended.insert(k);
-        self.ended_news(k)
-    }
-
-    /// None without a store: nobody saves.
-    fn ended_news(&self, k: u16) -> Option<SaveNews> {
-        let saves = self.place.as_ref().and(self.generations.last());
-        let generation = saves?.digest;
-        Some(SaveNews::WorkerEnded { generation, k })
+        self.table.worker_ended(k)
     }
 
     /// All that the agent is to know, on a new link.
     pub fn link_up(&mut self) -> Vec<SaveNews> {
-        self.parts = None;
         let kept = self.keeping.link_up().into_iter().map(SaveNews::Keep);
-        // First: what they have left is memory for others.
-        let gone = self.gone.iter().map(|k| SaveNews::SlotsGone { k: *k });
         let some = self.standing != replicas::Standing::default();
         let standing = some.then(|| self.standing.news());
-        let ended = self.ended.iter().filter_map(|k| self.ended_news(*k));
-        let all = gone.chain(self.slots()).chain(ended).chain(kept);
-        all.chain(standing).collect()
+        let slots = self.table.link_up().into_iter();
+        slots.chain(kept).chain(standing).collect()
     }
 
     /// Whether there is anything to look at often.
     pub fn is_used(&self) -> bool {
-        !self.ranks.is_empty()
-    }
-
-    /// A worker wants slots.
-    fn asked(&mut self, k: u16, ask: making::Ask, workers: &impl Ranks, told: &mut Told) {
-        if self.making.contains_key(&k) {
-            return workers.give(k, ask.number, Given::Coming, None, 0);
-        }
-        if self.place.is_none() {
-            return workers.give(k, ask.number, Given::NoStore, None, 0);
-        }
-        let mut ask = ask;
-        if let Some(rank) = self.ranks.get(&k).filter(|rank| ask.fits(&rank.slots[0])) {
-            if rank.torn == [false; SLOTS] {
-                return workers.give(k, ask.number, Given::Slots, Some(&rank.slots), 0);
-            }
-            // As the other one is.
-            (ask.image, ask.note) = rank.slots[0].capacity();
-        }
-        let others = self.ranks.iter().filter(|(other, _)| **other != k);
-        let used: u64 = others.map(|(_, rank)| making::bytes_of(&rank.slots)).sum();
-        let made = self.making.values().map(|ask| ask.bytes() * SLOTS as u64);
-        let used = used + made.sum::<u64>();
-        let room = self.budget.saturating_sub(used) / SLOTS as u64;
-        if ask.bytes() > room {
-            told.people.push(format!(
-                "local rank {k} wants two checkpoint slots of {}, and there is room for {} each: raise --checkpoint-memory, now {}",
-                making::shown(ask.bytes()),
-                making::shown(room),
-                making::shown(self.budget),
-            ));
-            return workers.give(k, ask.number, Given::Budget, None, room);
-        }
-        workers.give(k, ask.number, Given::Coming, None, 0);
-        // What is sealed in the small ones is still to be written: it is held until then.
-        if let Some(rank) = self.ranks.get(&k)
-            && rank
-                .seen
-                .iter()
-                .any(|seen| matches!(seen, Seen::Sealed(..)))
-        {
-            return;
-        }
-        let mut there = [None, None];
-        if let Some(rank) = self.ranks.remove(&k) {
-            if rank.torn != [false; SLOTS] && ask.fits(&rank.slots[0]) {
-                for ((slot, torn), there) in rank.slots.into_iter().zip(rank.torn).zip(&mut there) {
-                    *there = (!torn).then_some(slot);
-                }
-            }
-            // The agent has descriptors of them: it lets go before there is memory for others.
-            self.gone.insert(k);
-            told.agent.push(SaveNews::SlotsGone { k });
-        }
-        if let Some(replicas) = &self.replicas {
-            if there.iter().all(Option::is_none) {
-                replicas.part(k);
-            }
-            replicas.set_slots(used + ask.bytes() * SLOTS as u64);
-        }
-        let freeing = self.replicas.as_ref().map(Replicas::freeing);
-        self.making.insert(k, ask);
-        if let Err(error) = making::start(k, ask, there, freeing, self.done.0.clone()) {
-            self.making.remove(&k);
-            told.people
-                .push(format!("no thread to make checkpoint slots: {error}"));
-            workers.give(k, ask.number, Given::Memory, None, 0);
-        }
+        !self.table.is_empty()
     }
 
     /// Waits for something that a thread has finished.
@@ -364,12 +223,12 @@ impl Saves {
     pub fn finished(&mut self, done: Done, workers: &impl Ranks) -> Told {
         let mut told = Told::default();
         match done {
-            Done::Made(made) => self.made(made, workers, &mut told),
+            Done::Made(made) => self.made(made, &mut told),
             Done::Wrote(slot, save, result) => {
-                let known = self.writing.get(&slot).is_some_and(|w| w.save == save);
-                if known {
+                let result = result.map(|kept| (kept.bytes, kept.digest.0.to_vec()));
+                if let Some(news) = self.table.wrote(slot, save, result) {
                     self.writing.remove(&slot);
-                    told.agent.push(writing::news(slot, save, result));
+                    told.agent.push(news);
                 }
             }
             Done::Said(text) => told.people.push(text),
@@ -377,151 +236,166 @@ impl Saves {
                 self.standing = standing;
                 told.agent.push(standing.news());
             }
-            Done::Assembled(save, result) => told.agent.push(match result {
-                Ok((manifest, bytes)) => SaveNews::Assembled {
-                    save,
-                    manifest,
-                    bytes,
-                },
-                Err(why) => {
-                    let why = short(why);
-                    SaveNews::AssembleFailed { save, why }
-                }
-            }),
+            Done::Assembled(save, result) => {
+                told.agent.push(SlotTable::assembled(save, result));
+            }
             Done::Kept(word) => {
                 let (news, text) = self.keeping.finished(word);
                 told.agent.extend(news.into_iter().map(SaveNews::Keep));
                 told.people.extend(text);
             }
         }
+        self.answer(&mut told, workers);
         told
     }
 
-    fn made(&mut self, made: Made, workers: &impl Ranks, told: &mut Told) {
-        let Made { k, ask, result } = made;
-        self.making.remove(&k);
-        match result {
-            Ok((slots, took)) => {
-                told.people.push(format!(
-                    "checkpoint slots of local rank {k}: 2 x {} of memory in {:.1} s",
-                    making::shown(making::bytes_of(&slots) / SLOTS as u64),
-                    took.as_secs_f64()
-                ));
-                let rank = Rank {
-                    seen: [Seen::Free, Seen::Free],
-                    slots,
-                    torn: [false; SLOTS],
-                    ahead: [None, None],
-                };
-                told.agent.push(SaveNews::Slots {
-                    k,
-                    capacity: rank.slots[0].capacity().0,
-                    found: [Found::Free, Found::Free],
-                });
-                workers.give(k, ask, Given::Slots, Some(&rank.slots), 0);
-                self.ranks.insert(k, rank);
-                self.gone.remove(&k);
-                self.count_slots();
-            }
-            Err(error) => {
-                self.count_slots();
-                told.people.push(error.to_string());
-                workers.give(k, ask, Given::Memory, None, 0);
-            }
+    /// Answers workers that have asked.
+    fn answer(&self, told: &mut Told, workers: &impl Ranks) {
+        for (k, ask, given, room) in told.answers.drain(..) {
+            let rank = self.ranks.get(&k).filter(|_| given == Given::Slots);
+            workers.give(k, ask, given, rank.map(|rank| &rank.slots), room);
         }
+    }
+
+    fn made(&mut self, made: Made, told: &mut Told) {
+        let Made { k, ask, result } = made;
+        let result = match result {
+            Ok((slots, took)) => {
+                told.people.push(making::text(k, &slots, took));
+                let capacity = slots[0].capacity();
+                self.ranks.insert(k, Rank::new(slots));
+                Ok(capacity)
+            }
+            Err(error) => Err(error.to_string()),
+        };
+        let effects = self.table.made(k, ask, result);
+        self.carry_out(effects, told);
+        self.count_slots();
     }
 
     /// Counts the slots: the memory that they leave is for copies.
     fn count_slots(&self) {
         if let Some(replicas) = &self.replicas {
-            let slots = self
-                .ranks
-                .values()
-                .map(|rank| making::bytes_of(&rank.slots));
-            replicas.set_slots(slots.sum());
+            replicas.set_slots(self.table.bytes());
         }
     }
 
     /// Does what the agent asks.
     pub fn ask(&mut self, ask: SaveAsk) -> Vec<SaveNews> {
+        let mut told = Told::default();
         match ask {
-            SaveAsk::Write { slot, save } => self.write(slot, save),
-            SaveAsk::StopWrite { slot, attempt } => {
-                let writing = self.writing.get(&slot);
-                match writing.filter(|w| w.save.attempt == attempt) {
-                    Some(writing) => {
-                        writing.stop.store(true, Ordering::Relaxed);
-                        None
-                    }
-                    // That it ended was lost with a link.
-                    None => Some(SaveNews::WriteStopped { slot, attempt }),
-                }
-            }
-            SaveAsk::Free { slot } => {
-                self.free(slot);
-                None
-            }
             SaveAsk::Committed { generation, step } => {
                 if let Some(replicas) = &self.replicas {
                     replicas.committed(generation, step);
                 }
-                None
             }
-            SaveAsk::Refuse { k } => {
-                self.ranks.remove(&k);
-                self.count_slots();
-                None
+            SaveAsk::Delete { name } => self.keeping.delete(name),
+            SaveAsk::Review(review) => {
+                let news = self.keeping.ask(review);
+                told.agent.extend(news.map(SaveNews::Keep));
             }
-            SaveAsk::Hold { manifest, .. } => Some(SaveNews::HoldFailed {
-                manifest,
-                why: "checkpoints need a store that all nodes share (--store)".into(),
-            }),
-            SaveAsk::Delete { name } => {
-                self.keeping.delete(name);
-                None
+            SaveAsk::LookAgain(question) => {
+                let news = self.keeping.look_again(question);
+                told.agent.push(SaveNews::Keep(news));
             }
-            SaveAsk::Review(review) => self.keeping.ask(review).map(SaveNews::Keep),
-            SaveAsk::LookAgain(question) => Some(SaveNews::Keep(self.keeping.look_again(question))),
-            SaveAsk::Assemble { save, parts, last } => self.assemble(save, parts, last),
-            // The driver's, who knows the workers, and has the descriptors.
-            SaveAsk::Skip { .. }
-            | SaveAsk::Go { .. }
-            | SaveAsk::Tell { .. }
-            | SaveAsk::Inherit { .. } => None,
+            ask => {
+                let effects = self.table.ask(ask);
+                self.carry_out(effects, &mut told);
+            }
         }
-        .into_iter()
-        .collect()
+        told.agent
     }
 
-    fn write(&mut self, slot: SlotId, save: Save) -> Option<SaveNews> {
-        let failed = |why: &str| {
-            Some(SaveNews::WriteFailed {
-                slot,
-                attempt: save.attempt,
-                why: why.to_owned(),
-            })
-        };
-        if self.writing.get(&slot).is_some_and(|w| w.save == save) {
-            // An agent that was restarted asks again; the answer comes when it is done.
-            return None;
-        }
-        let generation = self
-            .generations
-            .iter()
-            .find(|g| g.digest == save.generation);
-        let (Some(generation), Some(place)) = (generation, &self.place) else {
-            return failed("this launcher knows no such generation");
-        };
-        let rank = generation.first_rank + u32::from(slot.k);
-        let held = self.ranks.get_mut(&slot.k);
-        let side = usize::from(slot.side);
-        let held = held.and_then(|r| Some((r.seen.get(side)?, r.ahead.get_mut(side)?)));
-        let (sealed, ahead) = match held {
-            Some((Seen::Sealed(sealed, copy), ahead)) if copy.step == save.step => {
-                (Arc::clone(sealed), ahead.take())
+    fn carry_out(&mut self, effects: Vec<Effect>, told: &mut Told) {
+        for effect in effects {
+            match effect {
+                Effect::Tell(news) => told.agent.push(news),
+                Effect::Say(text) => told.people.push(text),
+                Effect::Give {
+                    k,
+                    ask,
+                    given,
+                    room,
+                } => told.answers.push((k, ask, given, room)),
+                Effect::Make { k, ask, keep } => {
+                    let more = self.make(k, ask, keep);
+                    self.carry_out(more, told);
+                }
+                Effect::Drop { k } => {
+                    self.ranks.remove(&k);
+                    self.count_slots();
+                }
+                Effect::Write { slot, save, rank } => {
+                    if let Err(why) = self.write(slot, save, rank) {
+                        let failed = Err(Failure::Failed(why.to_owned()));
+                        told.agent.extend(self.table.wrote(slot, save, failed));
+                    }
+                }
+                Effect::StopWrite { slot } => {
+                    if let Some((stop, _)) = self.writing.get(&slot) {
+                        stop.store(true, Ordering::Relaxed);
+                    }
+                }
+                Effect::Release { slot } => self.release(slot),
+                Effect::Forget { slot } => {
+                    if let Some((rank, side)) = held(&mut self.ranks, slot) {
+                        (rank.ahead[side], rank.sealed[side]) = (None, None);
+                    }
+                }
+                Effect::Assemble {
+                    of,
+                    save,
+                    parts,
+                    sealed,
+                } => {
+                    let sealed = sealed.into_iter();
+                    let sealed = sealed.filter_map(|slot| self.sealed(slot)).collect();
+                    let place = self.place.clone();
+                    let done = self.done.0.clone();
+                    if let Err(why) = writing::assemble(of, place, save, &parts, sealed, done) {
+                        told.agent.push(SlotTable::assembled(save, Err(why)));
+                    }
+                }
             }
-            _ => return failed("the slot holds no such copy"),
+        }
+    }
+
+    fn sealed(&self, slot: SlotId) -> Option<Arc<Sealed>> {
+        let sealed = self.ranks.get(&slot.k)?.sealed.get(usize::from(slot.side));
+        sealed?.clone()
+    }
+
+    /// Has slots made, by a thread: the answer comes later, or at once where there is none.
+    fn make(&mut self, k: u16, ask: Ask, keep: [bool; SLOTS]) -> Vec<Effect> {
+        let mut there = [None, None];
+        if let Some(rank) = self.ranks.remove(&k) {
+            for ((slot, keep), there) in rank.slots.into_iter().zip(keep).zip(&mut there) {
+                *there = keep.then_some(slot);
+            }
+        }
+        if let Some(replicas) = &self.replicas
+            && there.iter().all(Option::is_none)
+        {
+            replicas.part(k);
+        }
+        self.count_slots();
+        let freeing = self.replicas.as_ref().map(Replicas::freeing);
+        match making::start(k, ask, there, freeing, self.done.0.clone()) {
+            Ok(()) => Vec::new(),
+            Err(error) => {
+                let why = format!("no thread to make checkpoint slots: {error}");
+                self.table.made(k, ask.number, Err(why))
+            }
+        }
+    }
+
+    fn write(&mut self, slot: SlotId, save: Save, rank: u32) -> Result<(), &'static str> {
+        let sealed = self.sealed(slot);
+        let held = held(&mut self.ranks, slot);
+        let (Some(place), Some(sealed), Some((held, side))) = (&self.place, sealed, held) else {
+            return Err("the slot holds no such copy");
         };
+        let ahead = held.ahead[side].take();
         let (stop, done) = ahead.as_ref().map(Ahead::watched).unwrap_or_default();
         let task = Task {
             slot,
@@ -540,83 +414,29 @@ impl Saves {
             self.writer = Writer::start(self.done.0.clone()).ok();
         }
         if !self.writer.as_ref().is_some_and(|w| w.add(task)) {
-            return failed("this launcher cannot start a thread to write");
+            return Err("this launcher cannot start a thread to write");
         }
-        let writing = Writing {
-            save,
-            stop,
-            done,
-            said: 0,
-            say_at: Time::ZERO,
-        };
-        self.writing.insert(slot, writing);
-        None
+        self.writing.insert(slot, (stop, done));
+        Ok(())
     }
 
-    fn free(&mut self, slot: SlotId) {
-        let (rank, side) = (self.ranks.get_mut(&slot.k), usize::from(slot.side));
-        let Some((seen, ahead)) =
-            rank.and_then(|r| Some((r.seen.get_mut(side)?, r.ahead.get_mut(side)?)))
-        else {
+    fn release(&mut self, slot: SlotId) {
+        let Some((rank, side)) = held(&mut self.ranks, slot) else {
             return;
         };
-        *ahead = None;
-        if let Seen::Sealed(..) = seen
-            && let Seen::Sealed(sealed, _) = std::mem::replace(seen, Seen::Free)
-            && let Some(sealed) = Arc::into_inner(sealed)
-        {
+        rank.ahead[side] = None;
+        if let Some(sealed) = rank.sealed[side].take().and_then(Arc::into_inner) {
             muster_fault::point("launcher.free");
             sealed.release();
         }
     }
+}
 
-    fn assemble(&mut self, save: Save, parts: Vec<Written>, last: bool) -> Option<SaveNews> {
-        let (of, mut all) = self.parts.take().unwrap_or((save, Vec::new()));
-        if of != save {
-            all.clear();
-        }
-        all.extend(parts);
-        if all.len() > MAX_PARTS {
-            return Some(SaveNews::AssembleFailed {
-                save,
-                why: format!("more than {MAX_PARTS} ranks"),
-            });
-        }
-        if !last {
-            self.parts = Some((save, all));
-            return None;
-        }
-        let why = match self.start_assembly(save, &all) {
-            Ok(()) => return None,
-            Err(why) => short(why),
-        };
-        Some(SaveNews::AssembleFailed { save, why })
-    }
-
-    fn start_assembly(&mut self, save: Save, parts: &[Written]) -> Result<(), String> {
-        let generation = self
-            .generations
-            .iter()
-            .find(|g| g.digest == save.generation);
-        let (Some(generation), Some(place)) = (generation, &self.place) else {
-            return Err("this launcher knows no such generation".into());
-        };
-        let copies = (self.ranks.values().flat_map(|r| &r.seen)).filter_map(|seen| match seen {
-            Seen::Sealed(sealed, copy) => Some((sealed, copy)),
-            Seen::Free | Seen::Filling { .. } => None,
-        });
-        let mut of_save =
-            copies.filter(|(_, copy)| (copy.step, copy.generation) == (save.step, save.generation));
-        let sealed: Vec<Arc<Sealed>> = of_save.by_ref().map(|(s, _)| Arc::clone(s)).collect();
-        writing::assemble(
-            *generation,
-            place.clone(),
-            save,
-            parts,
-            sealed,
-            self.done.0.clone(),
-        )
-    }
+/// A rank's memory, and which side of it.
+fn held(ranks: &mut BTreeMap<u16, Rank>, slot: SlotId) -> Option<(&mut Rank, usize)> {
+    let side = usize::from(slot.side);
+    let rank = ranks.get_mut(&slot.k).filter(|_| side < SLOTS);
+    rank.map(|rank| (rank, side))
 }
 
 #[cfg(test)]

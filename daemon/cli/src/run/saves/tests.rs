@@ -1,4 +1,5 @@
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::{Mutex, mpsc};
 use std::time::Duration;
@@ -13,8 +14,9 @@ use muster_checkpoint::plan::{Held, Plan, Rank as Holder};
 use muster_checkpoint::slot::{Ended, Far, FarError, Image, Source, Span, State};
 use muster_checkpoint::source::Directory;
 use muster_checkpoint::{Dtype, Slice};
-use muster_protocol::LauncherId;
+use muster_protocol::checkpoint::{Found, Written};
 use muster_protocol::local::KeepNews;
+use muster_protocol::{LauncherId, Time};
 use muster_store::{Location, Options, Variables};
 
 use super::*;

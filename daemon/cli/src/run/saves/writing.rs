@@ -12,15 +12,15 @@ use muster_checkpoint::part::{self, Kept, Note, PartError};
 use muster_checkpoint::persist::{Fault, Options, Progress};
 use muster_checkpoint::shelf;
 use muster_checkpoint::slot::Sealed;
+use muster_launcher::slots::{Failure, Generation};
 use muster_protocol::Digest;
 use muster_protocol::checkpoint::{Save, SlotId, Written};
-use muster_protocol::local::{SaveNews, short};
 use muster_store::Store;
 use tokio::sync::mpsc;
 
 use super::ahead::Ahead;
 use super::way::Taken;
-use super::{Cache, Done, Generation, Place};
+use super::{Cache, Done, Place};
 use crate::kept::words;
 
 /// Where a job's data lies, below its folder.
@@ -41,33 +41,6 @@ pub(super) struct Task {
     pub(super) stop: Arc<AtomicBool>,
     pub(super) done: Arc<AtomicU64>,
     pub(super) way: Taken,
-}
-
-/// Why a file was not written.
-#[derive(Debug)]
-pub enum Failure {
-    /// It was given up, as was asked for.
-    Stopped,
-    Failed(String),
-}
-
-/// News of the write for the agent.
-pub(super) fn news(slot: SlotId, save: Save, result: Result<Kept, Failure>) -> SaveNews {
-    let attempt = save.attempt;
-    match result {
-        Ok(kept) => SaveNews::Written {
-            slot,
-            attempt,
-            bytes: kept.bytes,
-            summary: kept.digest.0.to_vec(),
-        },
-        Err(Failure::Stopped) => SaveNews::WriteStopped { slot, attempt },
-        Err(Failure::Failed(why)) => SaveNews::WriteFailed {
-            slot,
-            attempt,
-            why: short(why),
-        },
-    }
 }
 
 /// The thread that writes.
@@ -148,17 +121,16 @@ fn write(task: &Task, ahead: Option<Ahead>) -> Result<Kept, Failure> {
 /// the draft.
 pub(super) fn assemble(
     generation: Generation,
-    place: Place,
+    place: Option<Place>,
     save: Save,
     parts: &[Written],
     sealed: Vec<Arc<Sealed>>,
     done: mpsc::UnboundedSender<Done>,
 ) -> Result<(), String> {
     let id = |part: &Written| <[u8; 32]>::try_from(&part.summary[..]).map(Bytes).ok();
-    let in_order = parts.iter().zip(0..).all(|(part, rank)| part.rank == rank);
     let digests: Option<Vec<Id>> = parts.iter().map(id).collect();
-    let Some(digests) = digests.filter(|d| in_order && d.len() == generation.world as usize) else {
-        return Err("these are not the parts of all ranks, each once".into());
+    let (Some(digests), Some(place)) = (digests, place) else {
+        return Err("these are not the digests of parts".into());
     };
     let make = move || -> Result<(Digest, u32), String> {
         let notes = sealed.iter().map(|s| Note::decode(&s.note));

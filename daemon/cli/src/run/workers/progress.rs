@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use muster_checkpoint::slot::Slot;
 use muster_launcher::Event;
+use muster_launcher::slots::Ask;
 use muster_protocol::control::report::RankMetrics;
 use muster_protocol::control::saving::Copied;
 use muster_protocol::control::slots::{Given, SLOTS};
@@ -13,7 +14,7 @@ use muster_protocol::local::short;
 
 use super::{Worker, Workers};
 use crate::run::control::ControlPage;
-use crate::run::saves::{Ask, Ranks};
+use crate::run::saves::Ranks;
 use crate::run::stacks::Target as Stacks;
 
 impl Workers {

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use muster_checkpoint::sum::CHUNK;
+use muster_launcher::slots::shown;
 use muster_protocol::memory::parity::Stripe;
 use muster_protocol::memory::{Answer, Ask, Name, Peer};
 use muster_protocol::{Digest, LauncherId};
@@ -21,7 +22,6 @@ use super::serve::lock;
 use super::shelf::Shelf;
 use super::telling::{Kind, Telling};
 use crate::run::saves::Done;
-use crate::run::saves::making::shown;
 
 /// Between two looks at the queue.
 const IDLE: Duration = Duration::from_secs(1);

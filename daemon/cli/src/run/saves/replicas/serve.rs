@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use muster_checkpoint::slot::Room;
 use muster_checkpoint::sum::{CHUNK, crc};
+use muster_launcher::slots::shown;
 use muster_protocol::memory::parity::MAX_PARTS;
 use muster_protocol::memory::{Answer, Ask, Name};
 use muster_protocol::{Digest, LauncherId};
@@ -26,7 +27,6 @@ use super::places::Places;
 use super::shelf::{Admission, Shelf};
 use super::telling::Complaints;
 use crate::run::saves::Done;
-use crate::run::saves::making::shown;
 
 /// Connections that have not proven the key, of which one host has half at most, and those that have. All ranks of a
 /// node may call at once, each by several threads.
