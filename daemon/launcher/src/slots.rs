@@ -134,9 +134,23 @@ struct Rank {
     /// The worker of the launcher before was filling it, and may not be dead for certain: another one takes its place
     /// before anything is filled.
     torn: [bool; SLOTS],
+    /// Files that are durable: an agent that was restarted meanwhile asks for them again.
+    written: [Option<WrittenFile>; SLOTS],
 }
 
+/// A file of this save, its bytes, and the digest of its part.
+type WrittenFile = (Save, u64, Vec<u8>);
+
 impl Rank {
+    fn new(capacity: Capacity, found: [Found; SLOTS], torn: [bool; SLOTS]) -> Rank {
+        Rank {
+            capacity,
+            found,
+            torn,
+            written: [None, None],
+        }
+    }
+
     fn bytes(&self) -> u64 {
         (self.capacity.0 + self.capacity.1) * SLOTS as u64
     }
@@ -344,11 +358,7 @@ impl SlotTable {
         };
         match result {
             Ok(capacity) => {
-                let rank = Rank {
-                    capacity,
-                    found: [Found::Free; SLOTS],
-                    torn: [false; SLOTS],
-                };
+                let rank = Rank::new(capacity, [Found::Free; SLOTS], [false; SLOTS]);
                 let news = rank.news(k);
                 self.ranks.insert(k, rank);
                 self.gone.remove(&k);
@@ -385,11 +395,7 @@ impl SlotTable {
         found: [Found; SLOTS],
         torn: [bool; SLOTS],
     ) -> SaveNews {
-        let rank = Rank {
-            capacity,
-            found,
-            torn,
-        };
+        let rank = Rank::new(capacity, found, torn);
         let news = rank.news(k);
         self.ranks.insert(k, rank);
         self.gone.remove(&k);
@@ -511,6 +517,18 @@ impl SlotTable {
             Found::Sealed(copy) if copy.step == save.step => {}
             _ => return failed("the slot holds no such copy"),
         }
+        let rank = self.ranks.get(&slot.k);
+        let written = rank.and_then(|r| r.written.get(usize::from(slot.side)));
+        if let Some((of, bytes, summary)) = written.and_then(Option::as_ref)
+            && *of == save
+        {
+            return vec![Effect::Tell(SaveNews::Written {
+                slot,
+                attempt: save.attempt,
+                bytes: *bytes,
+                summary: summary.clone(),
+            })];
+        }
         let writing = Writing {
             save,
             told: 0,
@@ -532,12 +550,19 @@ impl SlotTable {
         self.writing.get(&slot).filter(|w| w.save == save)?;
         self.writing.remove(&slot);
         Some(match result {
-            Ok((bytes, summary)) => SaveNews::Written {
-                slot,
-                attempt,
-                bytes,
-                summary,
-            },
+            Ok((bytes, summary)) => {
+                let rank = self.ranks.get_mut(&slot.k);
+                let written = rank.and_then(|r| r.written.get_mut(usize::from(slot.side)));
+                if let Some(written) = written {
+                    *written = Some((save, bytes, summary.clone()));
+                }
+                SaveNews::Written {
+                    slot,
+                    attempt,
+                    bytes,
+                    summary,
+                }
+            }
             Err(Failure::Stopped) => SaveNews::WriteStopped { slot, attempt },
             Err(Failure::Failed(why)) => SaveNews::WriteFailed {
                 slot,
@@ -548,8 +573,12 @@ impl SlotTable {
     }
 
     fn free(&mut self, slot: SlotId) -> Vec<Effect> {
-        let rank = self.ranks.get_mut(&slot.k);
-        let found = rank.and_then(|r| r.found.get_mut(usize::from(slot.side)));
+        let (rank, side) = (self.ranks.get_mut(&slot.k), usize::from(slot.side));
+        let slot_of = rank.and_then(|r| Some((r.found.get_mut(side)?, r.written.get_mut(side)?)));
+        let found = slot_of.map(|(found, written)| {
+            *written = None;
+            found
+        });
         match found {
             Some(found @ Found::Sealed(_)) => {
                 *found = Found::Free;
@@ -635,3 +664,6 @@ pub fn shown(bytes: u64) -> String {
         _ => format!("{value:.1} {unit}"),
     }
 }
+
+#[cfg(test)]
+mod tests;

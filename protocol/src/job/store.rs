@@ -317,7 +317,9 @@ impl Job {
             }
         } else if let Some((_, commit)) = store.committing.filter(|(i, _)| *i == id) {
             store.committing = None;
-            if let Outcome::Won { .. } = outcome {
+            if let Outcome::Won { seq } = outcome {
+                // By the number that it has there: it may have been asked for before the log was read.
+                let commit = store.log.committed(*seq).unwrap_or(commit);
                 self.notice(Notice::Committed {
                     key: self.key.clone(),
                     commit,
@@ -426,14 +428,13 @@ impl Job {
         self.pump_store(ctx);
     }
 
-    pub(super) fn commit_to_store(&mut self, ctx: &mut Ctx<'_>, mut commit: CommitRef) -> bool {
+    pub(super) fn commit_to_store(&mut self, ctx: &mut Ctx<'_>, commit: CommitRef) -> bool {
         let Some(store) = &mut self.store else {
             return false;
         };
         if store.committing.is_some() || store.claiming.is_some() || store.broken.is_some() {
             return false;
         }
-        commit.number = store.log.tail().last_number + 1;
         store.ids += 1;
         store.committing = Some((store.ids, commit));
         store.log.commit(store.ids, commit, ctx.now);

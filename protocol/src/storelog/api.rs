@@ -149,8 +149,6 @@ pub struct Tail<'a> {
     pub claim: Option<(&'a Record, Digest, u64)>,
     /// The newest commit that may be restored, and its slot.
     pub commit: Option<(CommitRef, u64)>,
-    /// The greatest commit number in the log, retired and rejected ones included; 0 for none.
-    pub last_number: u64,
     /// When this agent last read a new entry.
     pub last_changed: Time,
 }

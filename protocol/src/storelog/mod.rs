@@ -298,9 +298,13 @@ impl Log {
             complete: self.complete.is_some(),
             claim: self.view.latest(),
             commit: self.view.restorable(),
-            last_number: self.view.last_number(),
             last_changed: self.last_changed,
         }
+    }
+
+    /// The commit in this slot.
+    pub fn committed(&self, seq: u64) -> Option<CommitRef> {
+        self.view.committed(seq)
     }
 
     /// The slot of a generation's claim, if it was decided here.
@@ -533,13 +537,15 @@ impl Log {
     }
 
     /// The body as it would be written at the next slot: a claim restores the newest commit below
-    /// that very slot (R13).
+    /// that very slot (R13), and a commit has the number after all below it, whatever was known when it was asked for.
     fn body_for_next(&self, body: &Body) -> Body {
         let mut body = body.clone();
-        if let Body::Claim(record) = &mut body
-            && !self.flaws.skip_r13
-        {
-            record.restore = self.view.restorable().map(|(c, _)| c);
+        match &mut body {
+            Body::Claim(record) if !self.flaws.skip_r13 => {
+                record.restore = self.view.restorable().map(|(c, _)| c);
+            }
+            Body::Commit(commit) => commit.number = self.view.last_number().saturating_add(1),
+            _ => {}
         }
         body
     }

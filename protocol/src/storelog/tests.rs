@@ -226,7 +226,29 @@ fn retention_honours_pins_and_keeps_two() {
     let deletable: Vec<u64> = (1..=9).filter(|seq| a.may_delete(*seq)).collect();
     assert_eq!(deletable, [3, 5]);
     assert_eq!(a.tail().commit.unwrap().1, 4);
-    assert_eq!(a.tail().last_number, 4);
+}
+
+/// One that has not read the log yet does not know how many there are.
+#[test]
+fn a_commit_has_the_number_after_all_below_it() {
+    let mut store = BTreeMap::new();
+    let first = birth(&[1, 2], 1);
+    let generation = first.digest();
+    let (mut a, mut b) = (log(1), log(2));
+    a.claim(1, first, Time(1));
+    a.commit(2, commit_ref(generation, 1, 1), Time(1));
+    a.commit(3, commit_ref(generation, 1, 2), Time(1));
+    settle(&mut a, &mut store, Time(1));
+    b.commit(4, commit_ref(generation, 1, 2), Time(2));
+    b.commit(5, commit_ref(generation, 1, 3), Time(2));
+    let said = settle(&mut b, &mut store, Time(2));
+    assert_eq!(outcome_of(&said, 4), Some(Outcome::Won { seq: 3 }));
+    assert_eq!(outcome_of(&said, 5), Some(Outcome::Won { seq: 4 }));
+    let number = |seq| b.committed(seq).map(|commit| commit.number);
+    assert_eq!(
+        (2..=5).map(number).collect::<Vec<_>>(),
+        [Some(1), Some(2), Some(3), None]
+    );
 }
 
 /// Each knows of two that are good, and of no more: what one counts on the other retires.

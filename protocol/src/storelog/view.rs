@@ -145,7 +145,12 @@ impl View {
         newest.map(|(seq, c)| (c.commit, *seq))
     }
 
-    /// The greatest number of a valid commit, retired and rejected ones included.
+    /// The commit in this slot.
+    pub(super) fn committed(&self, seq: u64) -> Option<CommitRef> {
+        self.commits.get(&seq).map(|of| of.commit)
+    }
+
+    /// The greatest number of a commit, retired and rejected ones included; 0 for none.
     pub(super) fn last_number(&self) -> u64 {
         self.last_number
     }

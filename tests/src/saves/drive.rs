@@ -488,11 +488,10 @@ impl World {
                 let now = self.now;
                 if let Some(cores) = &mut self.agents[a].cores {
                     cores.ids += 1;
-                    let number = cores.log.tail().last_number + 1;
                     cores.commits.insert(cores.ids, manifest);
                     let commit = CommitRef {
                         generation: save.generation,
-                        number,
+                        number: 0,
                         step: save.step,
                         manifest,
                     };

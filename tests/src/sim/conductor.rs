@@ -604,7 +604,9 @@ impl Conductor {
             let ns = every / 2 + self.rng.below(every);
             self.after(ns, Item::Checkpoint);
         }
-        let Some((leader, _)) = self.training() else {
+        // Workers that save into slots have their own.
+        let saves = self.setup.saving.is_none();
+        let Some((leader, _)) = self.training().filter(|_| saves) else {
             return Ok(());
         };
         let step = self.now / super::launcher::STEP;

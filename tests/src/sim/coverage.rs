@@ -73,6 +73,13 @@ counters!(
     /// Answers of agents to sidecars, and workers that a sidecar ended.
     lease_answers,
     sidecar_kills,
+    /// Copies that workers sealed, files and manifests that launchers wrote, what retention deleted, and launchers that
+    /// got the slots of the one before.
+    sealed,
+    files,
+    manifests,
+    deletes,
+    inherited,
 );
 
 impl Coverage {

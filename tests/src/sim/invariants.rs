@@ -3,6 +3,7 @@
 mod barriers;
 mod ends;
 mod orders;
+mod saves;
 mod workers;
 
 use std::collections::BTreeSet;
@@ -22,6 +23,7 @@ pub use barriers::{
 };
 pub use ends::{EndError, ends_are_told_to_their_own};
 pub use orders::{CancelError, cancels_are_answered};
+pub use saves::{NotWholeError, checkpoints_are_whole};
 use workers::overlaps;
 pub use workers::{
     Overlap, OverlapError, RanksError, RestoreError, UnansweredError, WorkersError,
@@ -61,6 +63,8 @@ pub enum Violation {
     Terminal(#[from] TerminalError),
     #[error("I13: {0}")]
     Restarts(#[from] RestartsError),
+    #[error("checkpoint: {0}")]
+    NotWhole(#[from] NotWholeError),
     #[error("I14: {0}")]
     StopStep(#[from] StopStepError),
     #[error("I14: {0}")]
@@ -128,6 +132,7 @@ impl Violation {
             Violation::Overlap(_) => "I11",
             Violation::Terminal(_) => "I12",
             Violation::Restarts(_) => "I13",
+            Violation::NotWhole(_) => "checkpoint",
             Violation::StopStep(_) | Violation::Save(_) => "I14",
             Violation::Unanswered(_) | Violation::Cancel(_) => "order",
             Violation::End(_) => "end",
@@ -151,6 +156,7 @@ impl Violation {
 pub fn after_event(world: &mut World) -> Result<(), Violation> {
     if std::mem::take(&mut world.truth.dirty) {
         facts(&mut world.truth)?;
+        checkpoints_are_whole(world)?;
         no_hang_ends_what_moves(world)?;
         world.truth.judged();
         world.overlaps = overlaps(world);

@@ -2,6 +2,7 @@
 //! things take is the conductor's to draw.
 
 mod sidecar;
+mod slots;
 mod steps;
 mod workers;
 
@@ -10,13 +11,16 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use muster_launcher::{Effect, Event, Left, Session, patience};
 use muster_protocol::agent::ConnId;
-use muster_protocol::local::{Register, Start, ToAgent, ToLauncher};
+use muster_protocol::checkpoint::Save;
+use muster_protocol::local::{Register, Review, SaveAsk, Start, ToAgent, ToLauncher};
 use muster_protocol::record::Place;
 use muster_protocol::spec::JobSpec;
 use muster_protocol::{Digest, LauncherId, Span, StoreUuid};
 use serde::{Deserialize, Serialize};
 
 pub use self::sidecar::ANSWER;
+use self::slots::Slots;
+pub use self::slots::{Left as LeftSlots, Saving, SlotDue, manifest, step_of};
 use self::steps::Steps;
 pub use self::steps::{Idle, LOOK};
 pub use self::workers::{Phase, Run};
@@ -67,6 +71,7 @@ pub enum Due {
     Timer(u64),
     /// The sidecar of a launcher that is stopped since then looks after its workers.
     Sidecar(u64),
+    Slot(SlotDue),
 }
 
 /// Effects that a launcher wants done.
@@ -98,6 +103,18 @@ pub enum Out {
         step: u64,
         installed: Option<(u32, u64)>,
     },
+    /// A rank's file is durable, or all of a save's manifest.
+    Wrote {
+        save: Save,
+        rank: u32,
+    },
+    Manifest {
+        save: Save,
+        world: u32,
+    },
+    /// What of these checkpoints is in the store, and which should go?
+    Review(Review),
+    Delete(String),
     /// The sidecar asks the agent for how long the workers may go on.
     AskLease,
     /// Nobody's word covers them any more.
@@ -131,6 +148,8 @@ pub struct Habits {
     pub unkillable_until: u64,
     /// How long they may go on by the launcher's last word alone, while it is stopped.
     pub word: u64,
+    /// How they save into slots, if they do.
+    pub saving: Option<Saving>,
 }
 
 /// News that wait for a launcher to handle them.
@@ -141,6 +160,7 @@ pub struct Habits {
 )]
 enum News {
     Event(Event),
+    Ask(SaveAsk),
     Reap,
     Timer,
 }
@@ -175,6 +195,7 @@ pub struct Launcher {
     lease_over: Option<Digest>,
     clock: Clock,
     session: Session,
+    slots: Slots,
     port: u16,
     inbox: VecDeque<News>,
     /// It makes processes and handles nothing until they exist.
@@ -245,6 +266,7 @@ impl Launcher {
             covered: 0,
             lease_over: None,
             clock: new.clock,
+            slots: Slots::new(new.habits.saving, register.slots),
             session: Session::new(register),
             port: 20_000,
             inbox: VecDeque::new(),
@@ -323,6 +345,11 @@ impl Launcher {
             ToLauncher::End { .. } | ToLauncher::Refused { .. } => self.orders.clear(),
             _ => {}
         }
+        if let ToLauncher::Save(ask) = frame {
+            self.inbox.push_back(News::Ask(ask));
+            self.go_on(now, &mut out);
+            return out;
+        }
         out.extend(self.tell(Event::Frame(frame), now));
         out
     }
@@ -355,7 +382,11 @@ impl Launcher {
     /// `found`: who dials the guard of rank 0's launcher finds that.
     pub fn due(&mut self, due: Due, found: Found, now: u64) -> Vec<Out> {
         let mut out = Vec::new();
-        let own = matches!(due, Due::Spawned(_) | Due::Verified { .. } | Due::Reap);
+        let thread = matches!(
+            due,
+            Due::Slot(SlotDue::Made { .. } | SlotDue::Wrote { .. } | SlotDue::Assembled { .. })
+        );
+        let own = thread || matches!(due, Due::Spawned(_) | Due::Verified { .. } | Due::Reap);
         if own && self.paused.is_some() {
             self.late.push((due, found));
             return out;
@@ -410,6 +441,7 @@ impl Launcher {
             Due::AtStop(epoch) => self.at_stop(epoch, now, &mut out),
             Due::Saved(epoch) => self.save_over(epoch, now, &mut out),
             Due::Look(epoch) => self.look(epoch, now, &mut out),
+            Due::Slot(due) => self.slot_due(due, now, &mut out),
             Due::Finish(epoch) if self.is_at(epoch) => self.finish(None, &mut out),
             Due::Dead(_) | Due::Parked(_) | Due::Finish(_) => {}
         }
@@ -431,7 +463,7 @@ impl Launcher {
             if let Some(effect) = self.session.poll_effect() {
                 self.carry_out(effect, now, out);
             } else if let Some(news) = self.inbox.pop_front() {
-                self.handle(news, now);
+                self.handle(news, now, out);
             } else {
                 break;
             }
@@ -465,7 +497,7 @@ impl Launcher {
         }
     }
 
-    fn handle(&mut self, news: News, now: u64) {
+    fn handle(&mut self, news: News, now: u64, out: &mut Vec<Out>) {
         match news {
             News::Event(event) => {
                 if matches!(event, Event::Frame(ToLauncher::Welcome { .. })) {
@@ -474,11 +506,21 @@ impl Launcher {
                 if let Event::Frame(ToLauncher::ConfirmStop { barrier, .. }) = &event {
                     self.confirms = *barrier;
                 }
+                if matches!(event, Event::ParkedAlone { .. }) {
+                    // What they sealed before they parked is told before that.
+                    self.tell_slots(out);
+                }
                 self.event(event, now);
             }
+            News::Ask(ask) => self.save_asked(ask, out),
             News::Reap => {
+                // What they sealed before they ended is told before their end.
+                self.tell_slots(out);
                 let ends = self.run.as_mut().map(|r| std::mem::take(&mut r.ends));
                 for (exit, acknowledged) in ends.into_iter().flatten() {
+                    if exit.code == 0 && !acknowledged {
+                        self.slots_ended(exit.local_rank, out);
+                    }
                     self.event(Event::Exit { exit, acknowledged }, now);
                 }
             }
@@ -509,7 +551,11 @@ impl Launcher {
                 if let ToAgent::Finished { digest } = &frame {
                     self.finished = Some(*digest);
                 }
+                let begins = matches!(frame, ToAgent::Register(_));
                 out.push(Out::Say(frame));
+                if begins {
+                    out.extend(self.slots_link_up());
+                }
             }
             Effect::VerifyMaster(start) => out.push(Out::Wait {
                 due: Due::Verified {
@@ -587,6 +633,7 @@ impl Launcher {
     /// The workers of this start exist, or those that had parked have taken it up.
     fn begin(&mut self, start: Start, now: u64, out: &mut Vec<Out>) {
         self.epochs += 1;
+        self.slots_begin(&start, out);
         let mut run = Run::new(start.clone(), self.epochs, now);
         if self.habits.watches {
             run.watches();

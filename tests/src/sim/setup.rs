@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::clock::{Clock, MS, SEC};
 use super::focus::{self, Focus};
+use super::launcher::Saving;
 use super::rng::Rng;
 
 pub use fault::{Fault, Torn};
@@ -116,6 +117,9 @@ pub struct Setup {
     /// The agents say that they end with their launchers.
     #[serde(default)]
     pub embedded: bool,
+    /// How workers save into their slots, if they do.
+    #[serde(default)]
+    pub saving: Option<Saving>,
     /// In the order of their times.
     pub faults: Vec<(u64, Fault)>,
     /// The faults end here and everything is healed.
@@ -132,6 +136,7 @@ impl Setup {
         extras::set_apart(&mut setup);
         extras::give_up(&mut setup, focus);
         extras::ends(&mut setup, focus);
+        extras::slots(&mut setup, focus);
         setup.faults.sort_by_key(|(at, _)| *at);
         setup
     }
@@ -200,6 +205,7 @@ impl Setup {
             disk: 0,
             slow_disk: None,
             embedded: false,
+            saving: None,
             later_specs: Vec::new(),
             faults: Vec::new(),
             heal_at: HEAL_AT,

@@ -19,7 +19,7 @@ use muster_protocol::{Boot, JobKey, NodeId, Span, StateId};
 use super::clock::Clock;
 use super::coverage::Coverage;
 use super::invariants::{self, Violation};
-use super::launcher::Launcher;
+use super::launcher::{Launcher, LeftSlots};
 use super::setup::{Setup, Torn};
 use super::step::{Found, Request, Step};
 use super::store::Store;
@@ -57,6 +57,8 @@ pub struct Node {
     pub full: bool,
     /// Writes of the agent that are under way, the oldest first.
     pub writes: VecDeque<(JobKey, Vec<u8>)>,
+    /// Slots of launchers that died, of which the agent has descriptors.
+    pub left_slots: LeftSlots,
     /// When somebody last ordered at this agent that the job ends.
     pub cancel_ordered: Option<u64>,
     armed: Option<(u32, Torn)>,
@@ -126,6 +128,7 @@ impl World {
                 launcher: None,
                 full: false,
                 writes: VecDeque::new(),
+                left_slots: LeftSlots::new(),
                 cancel_ordered: None,
                 armed: None,
             }
@@ -408,6 +411,7 @@ impl World {
         }
         n.armed = None;
         n.writes.clear();
+        n.left_slots.clear();
         n.paused = false;
         n.steady_since = u64::MAX;
         n.left = Some(now);
@@ -552,7 +556,6 @@ impl World {
                 self.requests.push(Request::BeaconWrite { node, value });
             }
             Effect::ReadBeacon { .. } => self.requests.push(Request::BeaconRead { node, agent }),
-            // Nobody here saves into slots: crate::saves does.
             Effect::Notice(notice) => {
                 self.coverage.notice(&notice);
                 match notice {

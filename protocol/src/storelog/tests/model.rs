@@ -195,7 +195,6 @@ impl Model {
         let fresh = self.fresh;
         let tail = self.agents[i].log.tail();
         let claim = tail.claim.map(|(r, d, _)| (r.clone(), d));
-        let number = tail.last_number + 1;
         let oldest = tail.commit.map_or(2, |(_, seq)| seq);
         let body = match (kind, claim) {
             (0, _) => return self.agents[i].log.refresh(now),
@@ -210,7 +209,7 @@ impl Model {
                 ..next(&r, &[], fresh)
             })),
             (3..=5, Some((_, d))) => {
-                let commit = commit_ref(d, number, fresh);
+                let commit = commit_ref(d, 1, fresh);
                 self.committed.push(commit);
                 Body::Commit(commit)
             }

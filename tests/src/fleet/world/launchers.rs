@@ -99,6 +99,10 @@ impl Fleet {
                 | Out::Parked(_)
                 | Out::StoppedAt { .. }
                 | Out::SavesAt { .. }
+                | Out::Wrote { .. }
+                | Out::Manifest { .. }
+                | Out::Review(_)
+                | Out::Delete(_)
                 | Out::AskLease
                 | Out::LeaseOver => {}
             }

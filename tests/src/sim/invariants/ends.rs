@@ -4,6 +4,9 @@ use muster_protocol::record::{Kind, Record};
 
 use crate::sim::truth::{ToldEnd, Truth};
 
+/// All have finished, and what they saved last is not committed.
+const NOT_SAVED: i32 = 74;
+
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "node {node}'s launcher was told to exit with {code} ({report}), and had no part in a life of the job that ended so"
@@ -33,7 +36,7 @@ pub fn ends_are_told_to_their_own(truth: &Truth) -> Result<(), EndError> {
 fn ends_with(record: &Record, code: i32) -> bool {
     match record.kind {
         Kind::End { cancelled: true } => code == 130,
-        Kind::End { cancelled: false } => code == 0,
+        Kind::End { cancelled: false } => [0, NOT_SAVED].contains(&code),
         Kind::Failed { code: failed } => code == failed,
         Kind::Dormant => code == 143,
         Kind::Next | Kind::Voters { .. } | Kind::Tombstone { .. } => false,

@@ -16,6 +16,9 @@ use crate::sim::clock::MS;
 /// How often a launcher looks at its workers.
 pub const LOOK: u64 = 500 * MS;
 
+/// How often workers look whether what they wait for is saved.
+pub(super) const SAVES: u64 = 20 * MS;
+
 /// Behind this step of its run a rank is judged for certain.
 const STEPS_KNOWN: u64 = 100;
 
@@ -159,6 +162,13 @@ impl Steps {
 }
 
 impl Run {
+    /// The step at which the workers wait until they have saved.
+    pub(super) fn saves_at(&self, now: u64) -> Option<u64> {
+        let at = self.steps.at(now);
+        let stops = self.confirmed && self.steps.is_at_gate(now);
+        (stops || self.steps.saving == Some(at)).then_some(at)
+    }
+
     fn points(&self, now: u64) -> Vec<(u32, Point)> {
         let points = self.steps.points(self.start.slots, now);
         (self.start.first_rank..).zip(points).collect()
@@ -252,12 +262,16 @@ impl Launcher {
             return;
         };
         let Some(step) = run.steps.saving else { return };
-        if run.steps.at(now) < step {
+        let ns = match run.steps.at(now) < step {
             // It waits for a rank that hangs.
+            true => Some(LOOK),
+            false => (!self.slots.have_saved(step)).then_some(SAVES),
+        };
+        if let Some(ns) = ns {
             let due = Due::Saved(epoch);
             return out.push(Out::Wait {
                 due,
-                ns: LOOK,
+                ns,
                 exact: true,
             });
         }

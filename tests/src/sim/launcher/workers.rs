@@ -5,6 +5,7 @@ use muster_protocol::hang::{Limits, Watch};
 use muster_protocol::local::{Start, WorkerExit};
 use muster_protocol::{Digest, Span};
 
+use super::steps::SAVES;
 use super::{Due, LOOK, Launcher, News, Out, Steps};
 use crate::sim::clock::MS;
 
@@ -32,6 +33,8 @@ pub struct Run {
     pub start: Start,
     pub phase: Phase,
     pub(super) epoch: u64,
+    /// The epoch in which it began.
+    pub(super) number: u64,
     pub began: u64,
     dies_at: u64,
     /// When they were first sent SIGKILL.
@@ -54,6 +57,7 @@ impl Run {
             start,
             phase: Phase::Running,
             epoch,
+            number: epoch,
             began: now,
             dies_at: u64::MAX,
             killed: None,
@@ -221,12 +225,16 @@ impl Launcher {
         let Some(run) = run.filter(|r| r.phase == Phase::Running && r.confirmed) else {
             return;
         };
-        if !run.steps.is_at_gate(now) {
+        let ns = match run.steps.is_at_gate(now) {
             // It waits for a rank that hangs.
+            false => Some(LOOK),
+            true => (!self.slots.have_saved(run.steps.at(now))).then_some(SAVES),
+        };
+        if let Some(ns) = ns {
             let due = Due::AtStop(epoch);
             return out.push(Out::Wait {
                 due,
-                ns: LOOK,
+                ns,
                 exact: true,
             });
         }

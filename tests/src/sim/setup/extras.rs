@@ -4,6 +4,7 @@
 use super::{Fault, HEAL_AT, HEAL_LATE, Setup, Times};
 use crate::sim::clock::{MS, SEC};
 use crate::sim::focus::Focus;
+use crate::sim::launcher::Saving;
 use crate::sim::rng::Rng;
 
 pub(super) fn add(setup: &mut Setup, focus: Focus) {
@@ -197,6 +198,21 @@ pub(super) fn ends(setup: &mut Setup, focus: Focus) {
         let at = moment(&mut rng, setup).max(5 * SEC);
         setup.faults.push((at, Fault::OrderCancel { node }));
     }
+}
+
+/// Workers that save into slots, and launchers that write what they sealed to the job's store.
+pub(super) fn slots(setup: &mut Setup, focus: Focus) {
+    let mut rng = Rng::new(setup.seed ^ 0x736c_6f74_7300_0000);
+    let focused = matches!(focus, Focus::Everything | Focus::Checkpoints);
+    if !focused || !setup.store || !rng.chance(500) {
+        return;
+    }
+    setup.saving = Some(Saving {
+        every: rng.between(10, 60),
+        fill: *rng.pick(&[MS, 20 * MS, 200 * MS, 2 * SEC]).unwrap_or(&MS),
+        write: *rng.pick(&[MS, 50 * MS, 500 * MS, 3 * SEC]).unwrap_or(&MS),
+        fails: *rng.pick(&[0, 0, 0, 20, 200]).unwrap_or(&0),
+    });
 }
 
 /// Half of the time close to something else that happens.

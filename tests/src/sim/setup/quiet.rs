@@ -48,6 +48,7 @@ impl Setup {
             disk: 0,
             slow_disk: None,
             embedded: false,
+            saving: None,
             flaws: Default::default(),
             faults: Vec::new(),
             heal_at: 60 * SEC,

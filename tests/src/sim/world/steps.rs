@@ -2,7 +2,7 @@
 
 use muster_launcher::Event as Told;
 use muster_protocol::agent::{ConnId, Event};
-use muster_protocol::local::{ToAgent, ToLauncher};
+use muster_protocol::local::{SaveNews, ToAgent, ToLauncher};
 use muster_protocol::membership::Answer;
 use muster_protocol::storelog;
 use muster_protocol::{Digest, LauncherId, Span};
@@ -42,7 +42,14 @@ impl World {
                             cancelled: l.cancelled,
                         });
                     }
-                    let out = l.receive(frame, now);
+                    let taken = matches!(frame, ToLauncher::Welcome { .. });
+                    let mut out = l.receive(frame, now);
+                    if taken {
+                        let left = std::mem::take(&mut self.nodes[node].left_slots);
+                        self.coverage.inherited += u64::from(!left.is_empty());
+                        let l = self.nodes[node].launcher.as_mut();
+                        out.extend(l.into_iter().flat_map(|l| l.inherit(left.clone())));
+                    }
                     self.launcher_out(node, out, now);
                 }
             }
@@ -238,6 +245,7 @@ impl World {
                 watches: setup.watches,
                 ends_hung: setup.ends_hung,
                 word: self.suspect_after(node).0 / 4,
+                saving: setup.saving.filter(|_| setup.store),
                 ..Habits::default()
             },
         };
@@ -250,6 +258,11 @@ impl World {
         let agent = self.nodes[node].agent_token;
         if let Some(l) = self.nodes[node].launcher.take() {
             self.truth.dirty = true;
+            let n = &mut self.nodes[node];
+            if n.agent.is_some() && !self.setup.embedded {
+                // The agent has descriptors of them.
+                n.left_slots.extend(l.slots_left());
+            }
             self.requests.push(Request::LauncherDown {
                 node,
                 agent,
@@ -304,6 +317,8 @@ impl World {
             let (launcher, conn) = (l.token, l.conn);
             match out {
                 Out::Say(frame) => {
+                    let sealed = matches!(frame, ToAgent::Save(SaveNews::Sealed { .. }));
+                    self.coverage.sealed += u64::from(sealed);
                     if let Some(conn) = conn {
                         self.requests.push(Request::ToAgent {
                             node,
@@ -371,6 +386,31 @@ impl World {
                         step,
                         installed,
                     });
+                }
+                Out::Wrote { save, rank } => {
+                    self.coverage.files += 1;
+                    self.store.wrote(&save, rank);
+                }
+                Out::Manifest { save, world } => {
+                    self.coverage.manifests += 1;
+                    self.truth.dirty = true;
+                    self.store.made(&save, world);
+                }
+                Out::Review(review) => {
+                    for told in self.store.review(&review) {
+                        let frame = ToAgent::Save(SaveNews::Keep(told));
+                        self.requests.extend(conn.map(|conn| Request::ToAgent {
+                            node,
+                            agent,
+                            conn,
+                            frame: frame.clone(),
+                        }));
+                    }
+                }
+                Out::Delete(name) => {
+                    self.truth.dirty = true;
+                    self.coverage.deletes += 1;
+                    self.store.delete(&name);
                 }
                 Out::AskLease => self.requests.push(Request::AskLease {
                     node,
