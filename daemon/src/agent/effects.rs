@@ -212,7 +212,11 @@ impl Node {
                         tracing::warn!(node = name, "its agent is away, its launcher answers")
                     }
                     State::Lost { confirmed } => {
-                        tracing::warn!(node = name, confirmed, "lost");
+                        // It said that it leaves: that is no outage.
+                        match peers.get(*node).is_some_and(|p| p.leaving.is_some()) {
+                            true => tracing::info!(node = name, "left"),
+                            false => tracing::warn!(node = name, confirmed, "lost"),
+                        }
                         // Nothing passes on it any more. Whether the two reach each other is seen
                         // by the next one.
                         self.net.disconnect(*node);

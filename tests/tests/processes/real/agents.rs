@@ -56,6 +56,96 @@ fn an_agent_that_dies_alone_disturbs_nobody() {
     }
 }
 
+/// The agent of a node ends, and is started again after so long; the launcher is back at it.
+fn restart_agent(bed: &mut Bed, node: usize, away: Duration, group: &Group) {
+    bed.kill_agent(node);
+    std::thread::sleep(away);
+    bed.agent(node);
+    bed.until("the launcher is back at its agent", |bed| {
+        let job = bed.job(node);
+        job["launcher_here"] == true && job["generation"] == group.generation
+    });
+}
+
+fn runs_undisturbed(bed: &Bed, group: &Group) {
+    for rank in &group.ranks {
+        assert!(bed.is_alive(rank.pid), "{rank:?} was restarted");
+    }
+    let starts = bed.events().into_iter().filter(|e| e.event == "start");
+    assert_eq!(starts.count(), group.ranks.len());
+}
+
+/// An upgrade of the agents, one after the other, while one more node waits for a place.
+#[test]
+fn agents_that_are_restarted_beside_a_waiting_spare_cost_no_worker() {
+    let mut bed = Bed::new(&["--nnodes=2:2"]);
+    for node in 0..3 {
+        bed.agent(node);
+    }
+    for node in 0..2 {
+        bed.attach(node);
+    }
+    let group = bed.group(&[0, 1], 0);
+    bed.attach(2);
+    bed.until("the third node waits", |bed| {
+        bed.job(2)["launcher_here"] == true && bed.job(2)["waiting"].is_string()
+    });
+    for node in 0..3 {
+        restart_agent(&mut bed, node, Duration::from_millis(300), &group);
+        runs_undisturbed(&bed, &group);
+    }
+    bed.order(None, 0);
+    for node in 0..2 {
+        assert_eq!(bed.ended(node), Some(0), "n{node}");
+    }
+}
+
+/// Nobody else votes: each agent alone is no majority, or just one.
+#[test]
+fn either_agent_of_two_nodes_may_be_away_for_longer_than_a_lease() {
+    let mut bed = Bed::of(2, &["--nnodes=1:2"]);
+    for node in 0..2 {
+        bed.agent(node);
+    }
+    for node in 0..2 {
+        bed.attach(node);
+    }
+    let group = bed.group(&[0, 1], 0);
+    let other = 1 - group.rank0();
+    for node in [group.rank0(), other] {
+        restart_agent(&mut bed, node, Duration::from_secs(4), &group);
+        runs_undisturbed(&bed, &group);
+    }
+    bed.order(None, 0);
+    for node in 0..2 {
+        assert_eq!(bed.ended(node), Some(0), "n{node}");
+    }
+}
+
+/// Launchers that were killed left a job on all agents. A node that an operator drains has left all the same.
+#[test]
+fn a_drained_node_has_left_though_an_old_job_of_it_is_known() {
+    let (mut bed, _group) = three(&["--nnodes=2:3"]);
+    for node in 0..3 {
+        let pid = bed.launcher_pid(node);
+        bed.signal(pid, Signal::SIGKILL);
+        bed.exit(node);
+    }
+    let drained = 1;
+    bed.drain(drained);
+    bed.until("the agent has ended", |bed| {
+        bed.query(drained, muster_protocol::local::Query::Status)
+            .is_none()
+    });
+    for node in others(drained) {
+        bed.until("the others know that it has left", |bed| {
+            let state = bed.peer(node, drained)["state"].clone();
+            assert_ne!(state, "lost", "n{node}");
+            state == "left"
+        });
+    }
+}
+
 /// Of three nodes so many lose agent and state directory; their launchers live.
 fn identities_are_lost(lost: usize, flags: &[&str]) {
     let (mut bed, group) = three(flags);

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use crate::support::{Bed, cmdline, events, processes, until};
+use crate::stalling::{Stalled, stallable};
+use crate::support::{Bed, Proc, cmdline, events, processes, until};
 
 /// Ignores SIGTERM, and leaves children in sessions of their own that ignore it as well.
 const STUBBORN: &str = r#"
@@ -137,4 +138,86 @@ exit 7
         "{kinds:?}"
     );
     assert!(bed.worker_pids().is_empty());
+}
+
+/// Opens a file on a disk that stalls, once it is told to: the kernel ends nobody that waits for that.
+const WAITS_FOR_A_DISK: &str = r#"
+f="$BED/w/$$"
+echo "$RANK $WORLD_SIZE $NODE $MUSTER_GENERATION_DIGEST $MUSTER_GENERATION" >"$f.new"
+mv "$f.new" "$f"
+until [ -e "$BED/over" ]; do
+    [ -e "$BED/blocks-$NODE" ] && : >"$BED/disk/file"
+    sleep 0.05
+done
+"#;
+
+/// Whether the kernel lets no signal end this process now.
+fn is_unkillable(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat.rsplit_once(')').map(|(_, rest)| rest.trim_start());
+    state.is_some_and(|state| state.starts_with('D'))
+}
+
+/// Told to leave, or not: the others go on without a node whose worker nothing ends, and it is gone once it can be.
+fn a_worker_that_nothing_ends(told: bool) {
+    let mut bed = Bed::new();
+    let disk = bed.path("disk");
+    if !stallable(std::slice::from_ref(&disk)) {
+        return;
+    }
+    bed.script("worker.sh", WAITS_FOR_A_DISK);
+    let names = ["a", "b", "c"];
+    let _agents = [
+        bed.agent("a", &[]),
+        bed.agent("b", &["a"]),
+        bed.agent("c", &["a"]),
+    ];
+    let graces = ["--stop-grace=500ms", "--loss-grace=100ms"];
+    let flags = ["--nnodes=1:3", "--max-restarts=3", graces[0], graces[1]];
+    let mut launchers: Vec<Proc> = names.iter().map(|n| bed.launch(n, &flags)).collect();
+    let first = bed.until_runs_on(&names);
+    let blocked = first.iter().find(|w| w.node == "c").unwrap().pid;
+    let stalled = Stalled::new(&disk);
+    std::fs::write(bed.path("blocks-c"), "").unwrap();
+    until("nothing ends it", || is_unkillable(blocked));
+    match told {
+        true => launchers[2].signal(libc::SIGTERM),
+        // The generation has to change for another reason.
+        false => {
+            let other = first.iter().find(|w| w.node == "b").unwrap().pid;
+            let pid = nix::unistd::Pid::from_raw(other.try_into().unwrap());
+            nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).unwrap();
+        }
+    }
+    until("the others go on without it", || {
+        let all = bed.workers().unwrap_or_default();
+        let newer = |node| {
+            let of = |w: &&crate::support::Worker| w.node == node && w.world == 2;
+            all.iter()
+                .find(of)
+                .is_some_and(|w| w.generation > first[0].generation)
+        };
+        newer("a") && newer("b")
+    });
+    assert!(is_unkillable(blocked), "it was in nobody's way");
+    std::fs::remove_file(bed.path("blocks-c")).unwrap();
+    drop(stalled);
+    until("it is gone", || !bed.worker_pids().contains(&blocked));
+    if told {
+        assert_eq!(launchers[2].code(), 143, "{}", launchers[2].log());
+    }
+    std::fs::write(bed.path("over"), "").unwrap();
+    for launcher in launchers.iter_mut().take(2) {
+        assert_eq!(launcher.code(), 0, "{}", launcher.log());
+    }
+}
+
+#[test]
+fn a_node_that_leaves_with_a_worker_that_nothing_ends_holds_nobody_up() {
+    a_worker_that_nothing_ends(true);
+}
+
+#[test]
+fn a_restart_waits_for_no_worker_that_nothing_ends() {
+    a_worker_that_nothing_ends(false);
 }
