@@ -663,6 +663,7 @@ impl Conductor {
                 paused: false,
             })?;
             self.step(Step::Unkillable { node, until: 0 })?;
+            self.step(Step::StoreStale { node, by: 0 })?;
             if self.world.nodes[node].full {
                 self.step(Step::DiskFull { node, full: false })?;
             }

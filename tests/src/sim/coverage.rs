@@ -80,6 +80,8 @@ counters!(
     manifests,
     deletes,
     inherited,
+    /// Reads that did not find what was there.
+    stale_reads,
 );
 
 impl Coverage {

@@ -250,6 +250,10 @@ impl Conductor {
                 self.unknown = (permille, late);
                 self.after(for_ns, Item::Undo(fault));
             }
+            Fault::StoreStale { node, by, for_ns } => {
+                self.after(for_ns, Item::Undo(fault));
+                return self.step(Step::StoreStale { node, by });
+            }
             Fault::StoreCut { node, for_ns } => {
                 self.store_cut[node] += 1;
                 self.after(for_ns, Item::Undo(fault));
@@ -300,6 +304,9 @@ impl Conductor {
             Fault::StoreSlow { .. } => self.store_slow = 0,
             Fault::StoreReadsFail { .. } => self.reads_fail = 0,
             Fault::StoreUnknown { .. } => self.unknown = (0, 0),
+            Fault::StoreStale { node, .. } => {
+                return self.step(Step::StoreStale { node, by: 0 });
+            }
             Fault::StoreCut { node, .. } => {
                 self.store_cut[node] = self.store_cut[node].saturating_sub(1);
                 if self.store_cut[node] == 0 {

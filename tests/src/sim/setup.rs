@@ -137,6 +137,7 @@ impl Setup {
         extras::give_up(&mut setup, focus);
         extras::ends(&mut setup, focus);
         extras::slots(&mut setup, focus);
+        extras::stale_reads(&mut setup, focus);
         setup.faults.sort_by_key(|(at, _)| *at);
         setup
     }

@@ -50,6 +50,11 @@ pub enum Step {
     NewDisk {
         node: usize,
     },
+    /// The node reads the store as it was so long ago (nanoseconds).
+    StoreStale {
+        node: usize,
+        by: u64,
+    },
     DiskFull {
         node: usize,
         full: bool,

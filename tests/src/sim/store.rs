@@ -17,6 +17,8 @@ const KEPT: usize = 2;
 #[derive(Clone, Debug, Default)]
 pub struct Store {
     slots: BTreeMap<u64, Vec<u8>>,
+    /// When each came to be.
+    pub created: BTreeMap<u64, u64>,
     pub beacon: Option<u64>,
     /// Folders of checkpoints: the generation that wrote each, and the ranks whose files are there.
     data: BTreeMap<String, (Digest, BTreeSet<u32>)>,
@@ -36,6 +38,12 @@ impl Store {
 
     pub fn get(&self, slot: u64) -> Option<&[u8]> {
         self.slots.get(&slot).map(Vec::as_slice)
+    }
+
+    /// What was there at this time.
+    pub fn get_as_of(&self, slot: u64, at: u64) -> Option<&[u8]> {
+        let created = self.created.get(&slot).copied().unwrap_or(0);
+        self.get(slot).filter(|_| created <= at)
     }
 
     /// The first slot that is empty.

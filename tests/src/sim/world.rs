@@ -57,6 +57,8 @@ pub struct Node {
     pub full: bool,
     /// Writes of the agent that are under way, the oldest first.
     pub writes: VecDeque<(JobKey, Vec<u8>)>,
+    /// It reads the store as that was so long ago.
+    pub store_stale: u64,
     /// Slots of launchers that died, of which the agent has descriptors.
     pub left_slots: LeftSlots,
     /// When somebody last ordered at this agent that the job ends.
@@ -128,6 +130,7 @@ impl World {
                 launcher: None,
                 full: false,
                 writes: VecDeque::new(),
+                store_stale: 0,
                 left_slots: LeftSlots::new(),
                 cancel_ordered: None,
                 armed: None,
@@ -334,6 +337,10 @@ impl World {
                         manifest,
                     },
                 )
+            }
+            Step::StoreStale { node, by } => {
+                self.nodes[node].store_stale = by;
+                Ok(())
             }
             Step::StoreRead { .. }
             | Step::StorePut { .. }

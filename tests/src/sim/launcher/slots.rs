@@ -76,6 +76,8 @@ pub(super) struct Slots {
     making: BTreeMap<u16, Ask>,
     /// How many ranks there are here, those that wait for an answer or were refused slots, and those that have them.
     ranks: u16,
+    /// The step that all ranks of the job have reached: none of them is far ahead of the others.
+    common: u64,
     asked: BTreeSet<u16>,
     has: BTreeSet<u16>,
     asks: u64,
@@ -142,6 +144,7 @@ impl Launcher {
         }
         slots.table.begins(start);
         slots.base = start.restore.map_or(0, step_of);
+        slots.common = 0;
         slots.begun.clear();
         slots.waits.clear();
         slots.loads = start.restore.map(|_| start.digest);
@@ -151,6 +154,11 @@ impl Launcher {
         if !std::mem::replace(&mut slots.looks, true) {
             out.push(wait(SlotDue::Look, LOOK, true));
         }
+    }
+
+    /// All ranks of the job have reached this step of the run.
+    pub fn reached(&mut self, step: u64) {
+        self.slots.common = step;
     }
 
     /// What is told on a new link, behind the registration.
@@ -323,7 +331,8 @@ impl Launcher {
         if !run.alive_steps() {
             return;
         }
-        let (ranks, number, at) = (run.start.slots, run.number, run.steps.at(now));
+        let (ranks, number) = (run.start.slots, run.number);
+        let at = self.slots.common.min(run.steps.at(now));
         let usual = Some(at - at % saving.every).filter(|step| *step > 0);
         let Some(step) = run.saves_at(now).or(usual) else {
             return;

@@ -11,13 +11,16 @@ use muster_protocol::hang::{Point, Standing, Watch};
 use muster_protocol::local::ToAgent;
 
 use super::{Due, Launcher, News, Out, Phase, Run, STEP};
-use crate::sim::clock::MS;
+use crate::sim::clock::{MS, SEC};
 
 /// How often a launcher looks at its workers.
 pub const LOOK: u64 = 500 * MS;
 
 /// How often workers look whether what they wait for is saved.
 pub(super) const SAVES: u64 = 20 * MS;
+
+/// Longest wait of a real worker at a checkpoint's step before it fails.
+const GIVES_UP: u64 = 60 * SEC;
 
 /// Behind this step of its run a rank is judged for certain.
 const STEPS_KNOWN: u64 = 100;
@@ -45,6 +48,8 @@ pub struct Steps {
     gate: Option<(u32, u64, Reason)>,
     /// They save at this step, or will.
     saving: Option<u64>,
+    /// Since when they wait there.
+    saving_since: Option<u64>,
     /// They do not get beyond this step.
     pub stuck: Option<(u64, Idle)>,
     /// The step at which they hung last: until they have passed it they stand still.
@@ -243,6 +248,7 @@ impl Launcher {
         let installed = steps.gate.take().map(|(b, s, _)| (b, s));
         let left = step.saturating_sub(steps.at(now));
         steps.saving = Some(step);
+        steps.saving_since = None;
         out.push(Out::SavesAt {
             digest: run.start.digest,
             barrier,
@@ -267,6 +273,12 @@ impl Launcher {
             true => Some(LOOK),
             false => (!self.slots.have_saved(step)).then_some(SAVES),
         };
+        let since = *run.steps.saving_since.get_or_insert(now);
+        if ns == Some(SAVES) && now > since + GIVES_UP {
+            let exit = run.ended(0, 1, false);
+            run.exit = Some(exit.clone());
+            return self.some_ended(out);
+        }
         if let Some(ns) = ns {
             let due = Due::Saved(epoch);
             return out.push(Out::Wait {

@@ -200,6 +200,22 @@ pub(super) fn ends(setup: &mut Setup, focus: Focus) {
     }
 }
 
+/// A node that reads the store as it was a while ago, as network file systems show names that were not there.
+pub(super) fn stale_reads(setup: &mut Setup, focus: Focus) {
+    let mut rng = Rng::new(setup.seed ^ 0x7374_616c_6500_0000);
+    if focus != Focus::Everything || !setup.store || !rng.chance(150) {
+        return;
+    }
+    let node = rng.index(setup.nodes.len());
+    let at = moment(&mut rng, setup);
+    let all = [100 * MS, SEC, 3 * SEC, 15 * SEC];
+    let by = *rng.pick(&all).unwrap_or(&SEC);
+    let for_ns = rng.between(SEC, 30 * SEC);
+    setup
+        .faults
+        .push((at, Fault::StoreStale { node, by, for_ns }));
+}
+
 /// Workers that save into slots, and launchers that write what they sealed to the job's store.
 pub(super) fn slots(setup: &mut Setup, focus: Focus) {
     let mut rng = Rng::new(setup.seed ^ 0x736c_6f74_7300_0000);

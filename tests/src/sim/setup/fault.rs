@@ -142,6 +142,12 @@ pub enum Fault {
         permille: u32,
         for_ns: u64,
     },
+    /// This node reads the store as it was so long ago: of what was created since it finds nothing.
+    StoreStale {
+        node: usize,
+        by: u64,
+        for_ns: u64,
+    },
     /// Creates are answered with Unknown; some land, at once or late, and some never do.
     StoreUnknown {
         permille: u32,
@@ -253,6 +259,7 @@ impl Fault {
             | Fault::LauncherPause { for_ns, .. }
             | Fault::Suspend { for_ns, .. }
             | Fault::Unkillable { for_ns, .. }
+            | Fault::StoreStale { for_ns, .. }
             | Fault::StoreCut { for_ns, .. } => Some(for_ns),
             Fault::AgentCrash { down, .. } | Fault::NodeCrash { down, .. } => Some(down),
             _ => None,
@@ -297,9 +304,10 @@ impl Fault {
             Fault::Drain { .. } => vec!["drain"],
             Fault::Leave { .. } => vec!["leave"],
             Fault::Cancel { .. } => vec!["cancel"],
-            Fault::StoreSlow { .. } | Fault::StoreReadsFail { .. } | Fault::StoreCut { .. } => {
-                vec!["store trouble"]
-            }
+            Fault::StoreSlow { .. }
+            | Fault::StoreReadsFail { .. }
+            | Fault::StoreStale { .. }
+            | Fault::StoreCut { .. } => vec!["store trouble"],
             Fault::StoreUnknown { .. } => vec!["store late put"],
             Fault::OrderCheckpoint { .. } => vec!["checkpoint order"],
             Fault::OrderCancel { .. } => vec!["cancel order"],

@@ -10,7 +10,7 @@ use muster_protocol::{Digest, LauncherId, Span};
 use super::World;
 use crate::sim::clock::MS;
 use crate::sim::invariants::Violation;
-use crate::sim::launcher::{ANSWER, Due, Habits, Launcher, NewLauncher, Out};
+use crate::sim::launcher::{ANSWER, Due, Habits, Launcher, NewLauncher, Out, SlotDue};
 use crate::sim::step::{Found, Request, Step, StoreAnswer};
 use crate::sim::store::UUID;
 use crate::sim::truth::{SavesAt, Spawn, StoppedAt, ToldEnd};
@@ -59,6 +59,11 @@ impl World {
                 due,
             } => {
                 let found = self.answers_guard(due, node);
+                if due == Due::Slot(SlotDue::Look) {
+                    let reached = self.reached(node);
+                    let l = self.nodes[node].launcher.as_mut();
+                    l.into_iter().for_each(|l| l.reached(reached));
+                }
                 let l = self.nodes[node].launcher.as_mut();
                 if let Some(l) = l.filter(|l| l.token == launcher) {
                     let out = l.due(due, found, now);
@@ -204,6 +209,22 @@ impl World {
             let out = l.tell(event, now);
             self.launcher_out(node, out, now);
         }
+    }
+
+    /// The step that all ranks of the generation have reached of which this node has workers.
+    fn reached(&self, node: usize) -> u64 {
+        let run = |l: &Launcher| l.run.as_ref().filter(|r| r.alive_steps()).cloned();
+        let here = self.nodes[node].launcher.as_ref().and_then(run);
+        let digest = here.map(|r| r.start.digest);
+        let record = digest.and_then(|d| self.truth.records.get(&d));
+        let all = self.nodes.iter().filter_map(|n| n.launcher.as_ref());
+        let at = |id: LauncherId| {
+            let run = all.clone().find(|l| l.id == id).and_then(run);
+            let run = run.filter(|r| Some(r.start.digest) == digest);
+            run.map_or(0, |r| r.steps.at(self.now))
+        };
+        let members = record.into_iter().flat_map(|r| &r.members);
+        members.map(|m| at(m.launcher)).min().unwrap_or(0)
     }
 
     /// How the launcher of rank 0 answers this one, where it asks.
@@ -446,9 +467,14 @@ impl World {
                 op,
                 slot,
             } => {
-                let answer = match self.store.get(slot) {
+                let seen = self.now.saturating_sub(self.nodes[node].store_stale);
+                let answer = match self.store.get_as_of(slot, seen) {
                     Some(bytes) => StoreAnswer::Found(bytes.to_vec()),
-                    None => StoreAnswer::Absent,
+                    None => {
+                        let there = self.store.get(slot).is_some();
+                        self.coverage.stale_reads += u64::from(there);
+                        StoreAnswer::Absent
+                    }
                 };
                 self.requests.push(Request::StoreAnswer {
                     node,
@@ -468,6 +494,7 @@ impl World {
             } => {
                 let won = self.store.create(slot, &bytes);
                 if won {
+                    self.store.created.insert(slot, self.now);
                     self.truth.logged(&self.store);
                 }
                 if answer {
