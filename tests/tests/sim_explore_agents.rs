@@ -117,9 +117,29 @@ fn tie() -> Setup {
     setup.with(&cuts.map(|(p, q)| (0, Deed::Cut(p, q, 5_000))))
 }
 
+/// A member is cut off, and its lease and the others' wait for it go by other times: the member's own are longer, or
+/// theirs. Which node is which place is the job's to choose, so each keeps them once.
+fn two_times(other: u64, node: usize) -> Setup {
+    let setup = Setup {
+        suspect_ms: 2_000,
+        other_suspect: Some((node, other)),
+        horizon_ms: 9_000,
+        ..Setup::new("three members, one is cut off and keeps other times", 3, 3)
+    };
+    setup.with(&[(0, Deed::Cut(2, 0, 6_000)), (0, Deed::Cut(2, 1, 6_000))])
+}
+
 #[test]
 fn a_launcher_dies() {
     clean(&launcher_dies());
+}
+
+#[test]
+fn members_keep_other_times() {
+    for node in 0..3 {
+        clean(&two_times(4_000, node));
+        clean(&two_times(1_000, node));
+    }
 }
 
 #[test]
@@ -179,6 +199,11 @@ mod long {
     #[test]
     fn a_launcher_dies() {
         two(&launcher_dies());
+    }
+
+    #[test]
+    fn members_keep_other_times() {
+        (0..3).for_each(|node| two(&two_times(4_000, node)));
     }
 
     #[test]
@@ -253,6 +278,34 @@ fn without_r7_a_leader_proposes_twice_at_ballot_zero() {
     };
     let found = finds(launcher_dies(), flaws);
     assert!(found.starts_with("I5"), "{found}");
+}
+
+#[test]
+fn without_r16_nobody_waits_for_a_lease() {
+    let flaws = Flaws {
+        skip_r16: true,
+        ..Flaws::default()
+    };
+    // One of them is the one that is cut off.
+    let see = |node| {
+        see(
+            &Setup {
+                flaws,
+                ..two_times(4_000, node)
+            },
+            Scope::Votes,
+            0,
+        )
+        .broken
+    };
+    let found: Vec<String> = (0..3)
+        .filter_map(see)
+        .map(|f| f.broken.to_string())
+        .collect();
+    assert!(
+        !found.is_empty() && found.iter().all(|f| f.starts_with("I11")),
+        "{found:?}"
+    );
 }
 
 #[test]

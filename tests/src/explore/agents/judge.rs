@@ -30,6 +30,10 @@ pub enum Broken {
     LostCommit(#[from] sim::LostCommitError),
     #[error("I9: {0}")]
     Workers(#[from] sim::WorkersError),
+    #[error(
+        "I11: on nodes {one} and {other} workers of two generations have run at once for {ms} ms"
+    )]
+    Overlap { one: usize, other: usize, ms: u64 },
     #[error("I12: {0}")]
     Terminal(#[from] sim::TerminalError),
     #[error("{by:?} takes back what it said about what follows {parent}: {before:?}, now {now:?}")]

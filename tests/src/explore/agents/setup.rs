@@ -54,6 +54,8 @@ pub struct Setup {
     /// How much virtual time is looked at from then on.
     pub horizon_ms: u64,
     pub suspect_ms: u64,
+    /// A node whose agent keeps another one.
+    pub other_suspect: Option<(usize, u64)>,
     pub flaws: Flaws,
 }
 
@@ -69,6 +71,7 @@ impl Setup {
             script: Vec::new(),
             horizon_ms: 4_000,
             suspect_ms: 8_000,
+            other_suspect: None,
             flaws: Flaws::default(),
         }
     }

@@ -20,6 +20,8 @@ use crate::sim::truth::Truth;
 
 const MS: u64 = 1_000_000;
 const START: u64 = 1_000_000 * MS;
+/// How long workers of two generations may run at once: a message is under way, and a timer comes first.
+const OVERLAP_MS: u64 = 50;
 /// More of these in one moment mean that messages or timers feed on each other.
 const MAX_STEPS: u32 = 20_000;
 
@@ -129,6 +131,8 @@ pub(super) struct World {
     pub(super) places: Vec<usize>,
     did: Did,
     fuse: Option<Fuse>,
+    /// Since when workers of two generations run.
+    overlap_since: Option<u64>,
     conns: u64,
     launchers: u32,
     steps: u32,
@@ -203,6 +207,7 @@ impl World {
             places: (0..n).collect(),
             did: Did::default(),
             fuse: None,
+            overlap_since: None,
             conns: 0,
             launchers: 0,
             steps: 0,

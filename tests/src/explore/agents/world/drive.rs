@@ -10,7 +10,7 @@ use muster_protocol::membership::Answer;
 use muster_protocol::wire::{Action, JobMessage, Message};
 use muster_protocol::{Boot, JobKey, LauncherId, NodeId, Span, Time};
 
-use super::{Fuse, Later, Letter, MS, World, Write, address, kind_of, mix};
+use super::{Fuse, Later, Letter, MS, OVERLAP_MS, World, Write, address, kind_of, mix};
 use crate::explore::agents::PAST_A_RETRY_MS;
 use crate::explore::agents::judge::{self, Broken};
 
@@ -25,7 +25,9 @@ impl World {
 
     fn config(&self, node: usize) -> agent::Config {
         let n = &self.nodes[node];
-        let suspect_after = Span::from_millis(self.setup.suspect_ms);
+        let other = self.setup.other_suspect.filter(|(at, _)| *at == node);
+        let suspect_ms = other.map_or(self.setup.suspect_ms, |(_, ms)| ms);
+        let suspect_after = Span::from_millis(suspect_ms);
         agent::Config {
             node: n.id,
             state: n.state,
@@ -211,8 +213,32 @@ impl World {
                 break;
             }
         }
-        match self.truth.dirty {
-            true => judge::look(Rc::make_mut(&mut self.truth)),
+        if self.truth.dirty {
+            judge::look(Rc::make_mut(&mut self.truth))?;
+        }
+        self.workers_overlap()
+    }
+
+    /// I11: workers of two generations do not run at once. Launchers start and end them in no time, and the clocks are
+    /// one, so that a moment is all that the order of events explains.
+    fn workers_overlap(&mut self) -> Result<(), Broken> {
+        let running = self.nodes.iter().enumerate();
+        let mut running = running.filter_map(|(at, n)| Some((at, n.launcher.as_ref()?.running?)));
+        let other = running.next().and_then(|first| {
+            let other = running.find(|(_, digest)| *digest != first.1)?;
+            Some((first, other))
+        });
+        let Some((first, other)) = other else {
+            self.overlap_since = None;
+            return Ok(());
+        };
+        let since = *self.overlap_since.get_or_insert(self.now);
+        match self.now > since + OVERLAP_MS * MS {
+            true => Err(Broken::Overlap {
+                one: first.0,
+                other: other.0,
+                ms: (self.now - since) / MS,
+            }),
             false => Ok(()),
         }
     }
