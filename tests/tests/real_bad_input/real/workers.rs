@@ -221,3 +221,45 @@ fn a_node_that_leaves_with_a_worker_that_nothing_ends_holds_nobody_up() {
 fn a_restart_waits_for_no_worker_that_nothing_ends() {
     a_worker_that_nothing_ends(false);
 }
+
+/// The folder for logs is on a disk that stalls: neither what runs there nor what is to be started there holds up the
+/// others, and the node is back once its disk answers.
+#[test]
+fn a_folder_for_logs_that_hangs_holds_nobody_up() {
+    let mut bed = Bed::new();
+    let disk = bed.path("disk");
+    if !stallable(std::slice::from_ref(&disk)) {
+        return;
+    }
+    let names = ["a", "b", "c"];
+    let _agents = [
+        bed.agent("a", &[]),
+        bed.agent("b", &["a"]),
+        bed.agent("c", &["a"]),
+    ];
+    let logs = format!("--log-dir={}/logs", disk.display());
+    let graces = ["--stop-grace=500ms", "--loss-grace=100ms", "--redirects=3"];
+    let flags = ["--nnodes=1:3", graces[0], graces[1], graces[2]];
+    let launch = |bed: &mut Bed, node: &str| match node {
+        "c" => bed.launch(node, &[&flags[..], &[&logs]].concat()),
+        _ => bed.launch(node, &flags),
+    };
+    let mut launchers: Vec<Proc> = names.iter().map(|n| launch(&mut bed, n)).collect();
+    let first = bed.until_runs_on(&names);
+    let stalled = Stalled::new(&disk);
+    launchers.remove(1).kill();
+    let old = first.iter().find(|w| w.node == "c").unwrap().pid;
+    until("nothing of the generation before runs", || {
+        !bed.worker_pids().contains(&old)
+    });
+    until("another goes on without it", || {
+        let all = bed.workers().unwrap_or_default();
+        all.iter().any(|w| w.node == "a" && w.world == 1)
+    });
+    drop(stalled);
+    bed.until_runs_on(&["a", "c"]);
+    let _open = bed.finish();
+    for launcher in &mut launchers {
+        assert_eq!(launcher.code(), 0, "{}", launcher.log());
+    }
+}
