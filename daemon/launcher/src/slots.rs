@@ -4,127 +4,22 @@
 //! When a copy is written, and which slots may be filled again, the agent says ([`SaveAsk`]). All that it has to know
 //! is told again on each link.
 
+mod words;
+
 use std::collections::{BTreeMap, BTreeSet};
 
-use muster_protocol::checkpoint::{Copy, Found, Save, SlotId, Written};
+use muster_protocol::checkpoint::{Found, Save, SlotId, Written};
 use muster_protocol::control::slots::{Given, SLOTS};
 use muster_protocol::local::{MAX_PARTS, SaveAsk, SaveNews, Start, short};
 use muster_protocol::{Digest, Span, Time};
+
+pub use words::{Ask, Capacity, Effect, Failure, Generation, Look, shown};
 
 /// Between two words about how far a file is.
 const PROGRESS: Span = Span::from_millis(500);
 
 /// Generations whose saves may still be written: the present one, and those whose workers sealed something before it.
 const GENERATIONS: usize = 8;
-
-/// A worker's ask for slots, in bytes of one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ask {
-    /// Counts its asks.
-    pub number: u64,
-    pub image: u64,
-    pub note: u64,
-}
-
-impl Ask {
-    /// Bytes of one slot, about.
-    pub fn bytes(self) -> u64 {
-        self.image.saturating_add(self.note)
-    }
-
-    /// Whether slots of this capacity are large enough.
-    fn fits(self, (image, note): Capacity) -> bool {
-        self.image <= image && self.note <= note
-    }
-}
-
-/// Bytes of one slot: of the image and of the note.
-pub type Capacity = (u64, u64);
-
-/// The state of a slot when it is looked at.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Look {
-    /// Nothing can be read of it just now.
-    Same,
-    Free,
-    Filling {
-        step: u64,
-    },
-    Sealed(Copy),
-    /// Its worker died while it filled it: the driver made it free.
-    Torn,
-    /// What is in it cannot be read, and why: the driver made it free.
-    Broken(String),
-}
-
-/// A generation, as far as a manifest tells of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Generation {
-    pub digest: Digest,
-    pub lineage: Digest,
-    pub number: u64,
-    pub world: u32,
-    first_rank: u32,
-}
-
-/// Something to do.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Effect {
-    Tell(SaveNews),
-    /// A line for people.
-    Say(String),
-    /// The answer to an ask; with it go the slots, where they are there.
-    Give {
-        k: u16,
-        ask: u64,
-        given: Given,
-        /// Bytes that one slot may have.
-        room: u64,
-    },
-    /// Make the slots of a rank; those to `keep` stay, others that it had are let go. The answer is
-    /// [`SlotTable::made`].
-    Make {
-        k: u16,
-        ask: Ask,
-        keep: [bool; SLOTS],
-    },
-    /// Let the slots of a rank go.
-    Drop {
-        k: u16,
-    },
-    /// Write what is sealed in a slot. The answer is [`SlotTable::wrote`].
-    Write {
-        slot: SlotId,
-        save: Save,
-        rank: u32,
-    },
-    StopWrite {
-        slot: SlotId,
-    },
-    /// A sealed slot is free.
-    Release {
-        slot: SlotId,
-    },
-    /// Nothing is written of a slot that was being filled.
-    Forget {
-        slot: SlotId,
-    },
-    /// Make the manifest of a save. These slots hold copies of it. The answer is [`SlotTable::assembled`].
-    Assemble {
-        of: Generation,
-        save: Save,
-        parts: Vec<Written>,
-        sealed: Vec<SlotId>,
-    },
-}
-
-/// Why a file was not written.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Failure {
-    /// It was given up, as was asked for.
-    Stopped,
-    Failed(String),
-}
 
 /// A local rank's slots.
 #[derive(Clone, Debug)]
@@ -645,23 +540,6 @@ impl SlotTable {
                 why: short(why),
             },
         }
-    }
-}
-
-/// Bytes, for people.
-pub fn shown(bytes: u64) -> String {
-    let mut value = bytes as f64;
-    let mut unit = "B";
-    for next in ["KiB", "MiB", "GiB", "TiB"] {
-        if value < 1024.0 {
-            break;
-        }
-        value /= 1024.0;
-        unit = next;
-    }
-    match unit {
-        "B" => format!("{bytes} B"),
-        _ => format!("{value:.1} {unit}"),
     }
 }
 

@@ -1,6 +1,7 @@
 use std::net::SocketAddr;
 
 use muster_protocol::LauncherId;
+use muster_protocol::checkpoint::Copy;
 
 use super::*;
 
