@@ -71,7 +71,7 @@ fn settle(conductor: &mut Conductor, log: &mut Log) -> Vec<Output> {
                 storelog::Event::Read { op, slot, outcome }
             }
             Some(storelog::Effect::Create { op, slot, bytes }) => {
-                let outcome = match world.store.create(slot, &bytes) {
+                let outcome = match world.store.create(slot, &bytes, 0) {
                     true => CreateOutcome::Won,
                     false => CreateOutcome::Exists,
                 };

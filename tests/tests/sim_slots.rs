@@ -121,6 +121,7 @@ fn a_save_that_is_under_way_when_an_agent_is_killed_is_committed() {
         let every: Vec<u64> = (1..=steps.len() as u64).map(|n| n * 60).collect();
         assert_eq!(steps, every, "node {node}, {at}");
         assert!(steps.len() > 10, "node {node}, {at}: {steps:?}");
+        assert_eq!(conductor.world.coverage.rewritten, 0, "node {node}, {at}");
         // Nor were the workers touched.
         assert_eq!(truth.spawns.len(), NODES, "node {node}, {at}");
     }

@@ -104,6 +104,11 @@ impl SlotTable {
 
     // ---- queries ----
 
+    /// The most bytes of all slots.
+    pub fn budget(&self) -> u64 {
+        self.budget
+    }
+
     /// Bytes of all slots, with those that are being made.
     pub fn bytes(&self) -> u64 {
         self.used_beside(None)
@@ -120,7 +125,7 @@ impl SlotTable {
         self.ranks.is_empty()
     }
 
-    /// What is in a slot, as far as the agent was told.
+    /// The content of a slot when it was last looked at.
     pub fn found(&self, slot: SlotId) -> Found {
         let rank = self.ranks.get(&slot.k);
         let found = rank.and_then(|r| r.found.get(usize::from(slot.side)));
@@ -229,7 +234,7 @@ impl SlotTable {
         let mut out = vec![give(Given::Coming, 0)];
         let sealed = |rank: &Rank| rank.found.iter().any(|f| matches!(f, Found::Sealed(_)));
         if self.ranks.get(&k).is_some_and(sealed) {
-            // What is sealed in the small ones is still to be written: it is held until then.
+            // A copy in the small ones is still to be written: they are held until then.
             return out;
         }
         if self.ranks.remove(&k).is_some() {
@@ -299,7 +304,7 @@ impl SlotTable {
 
     // ---- looking ----
 
-    /// What the slots of a rank look like now.
+    /// The slots of a rank were looked at.
     pub fn looked(&mut self, k: u16, looks: [Look; SLOTS]) -> Vec<Effect> {
         let mut out = Vec::new();
         let Some(rank) = self.ranks.get_mut(&k) else {

@@ -302,6 +302,7 @@ impl Job {
         if self.committing.is_some() || self.proposal.is_some() || !self.durable.may_vote() {
             return false;
         }
+        // In a job's log the commit gets another number: that of its place.
         let before = newest(head.record.restore, self.durable.sent);
         let commit = CommitRef {
             generation: head.digest,

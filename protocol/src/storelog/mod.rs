@@ -302,7 +302,7 @@ impl Log {
         }
     }
 
-    /// The commit in this slot.
+    /// The valid commit in this slot.
     pub fn committed(&self, seq: u64) -> Option<CommitRef> {
         self.view.committed(seq)
     }

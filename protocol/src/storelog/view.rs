@@ -145,7 +145,7 @@ impl View {
         newest.map(|(seq, c)| (c.commit, *seq))
     }
 
-    /// The commit in this slot.
+    /// The valid commit in this slot.
     pub(super) fn committed(&self, seq: u64) -> Option<CommitRef> {
         self.commits.get(&seq).map(|of| of.commit)
     }

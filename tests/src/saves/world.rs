@@ -309,7 +309,7 @@ impl World {
             } => {
                 let mut outcome = storelog::CreateOutcome::Unknown;
                 if lands {
-                    outcome = match self.store.create(slot, &bytes) {
+                    outcome = match self.store.create(slot, &bytes, 0) {
                         true => storelog::CreateOutcome::Won,
                         false => storelog::CreateOutcome::Exists,
                     };

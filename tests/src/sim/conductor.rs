@@ -605,8 +605,8 @@ impl Conductor {
             self.after(ns, Item::Checkpoint);
         }
         // Workers that save into slots have their own.
-        let saves = self.setup.saving.is_none();
-        let Some((leader, _)) = self.training().filter(|_| saves) else {
+        let stands_in = self.setup.saving.is_none();
+        let Some((leader, _)) = self.training().filter(|_| stands_in) else {
             return Ok(());
         };
         let step = self.now / super::launcher::STEP;

@@ -80,6 +80,8 @@ counters!(
     manifests,
     deletes,
     inherited,
+    /// Files that were written though they were there.
+    rewritten,
     /// Reads that did not find what was there.
     stale_reads,
 );

@@ -12,7 +12,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use muster_launcher::{Effect, Event, Left, Session, patience};
 use muster_protocol::agent::ConnId;
 use muster_protocol::checkpoint::Save;
-use muster_protocol::local::{Register, Review, SaveAsk, Start, ToAgent, ToLauncher};
+use muster_protocol::local::{Question, Register, Review, SaveAsk, Start, ToAgent, ToLauncher};
 use muster_protocol::record::Place;
 use muster_protocol::spec::JobSpec;
 use muster_protocol::{Digest, LauncherId, Span, StoreUuid};
@@ -112,8 +112,10 @@ pub enum Out {
         save: Save,
         world: u32,
     },
-    /// What of these checkpoints is in the store, and which should go?
+    /// It looks which of these checkpoints are in the store, and which should go.
     Review(Review),
+    /// It reads a checkpoint that somebody found damaged.
+    LookAgain(Question),
     Delete(String),
     /// The sidecar asks the agent for how long the workers may go on.
     AskLease,
@@ -154,10 +156,6 @@ pub struct Habits {
 
 /// News that wait for a launcher to handle them.
 #[derive(Clone, Debug)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "most news are events, and few wait"
-)]
 enum News {
     Event(Event),
     Ask(SaveAsk),
@@ -507,14 +505,14 @@ impl Launcher {
                     self.confirms = *barrier;
                 }
                 if matches!(event, Event::ParkedAlone { .. }) {
-                    // What they sealed before they parked is told before that.
+                    // Copies that they sealed before they parked are told before that.
                     self.tell_slots(out);
                 }
                 self.event(event, now);
             }
             News::Ask(ask) => self.save_asked(ask, out),
             News::Reap => {
-                // What they sealed before they ended is told before their end.
+                // Copies that they sealed before they ended are told before their end.
                 self.tell_slots(out);
                 let ends = self.run.as_mut().map(|r| std::mem::take(&mut r.ends));
                 for (exit, acknowledged) in ends.into_iter().flatten() {

@@ -16,9 +16,8 @@ const KEPT: usize = 2;
 
 #[derive(Clone, Debug, Default)]
 pub struct Store {
-    slots: BTreeMap<u64, Vec<u8>>,
-    /// When each came to be.
-    pub created: BTreeMap<u64, u64>,
+    /// Each with the time when it came to be.
+    slots: BTreeMap<u64, (u64, Vec<u8>)>,
     pub beacon: Option<u64>,
     /// Folders of checkpoints: the generation that wrote each, and the ranks whose files are there.
     data: BTreeMap<String, (Digest, BTreeSet<u32>)>,
@@ -28,22 +27,22 @@ pub struct Store {
 
 impl Store {
     /// Create-only: false when something is there, whatever it is.
-    pub fn create(&mut self, slot: u64, bytes: &[u8]) -> bool {
+    pub fn create(&mut self, slot: u64, bytes: &[u8], now: u64) -> bool {
         if self.slots.contains_key(&slot) {
             return false;
         }
-        self.slots.insert(slot, bytes.to_vec());
+        self.slots.insert(slot, (now, bytes.to_vec()));
         true
     }
 
     pub fn get(&self, slot: u64) -> Option<&[u8]> {
-        self.slots.get(&slot).map(Vec::as_slice)
+        self.get_as_of(slot, u64::MAX)
     }
 
-    /// What was there at this time.
+    /// The content of a slot at this time.
     pub fn get_as_of(&self, slot: u64, at: u64) -> Option<&[u8]> {
-        let created = self.created.get(&slot).copied().unwrap_or(0);
-        self.get(slot).filter(|_| created <= at)
+        let there = self.slots.get(&slot).filter(|(created, _)| *created <= at);
+        there.map(|(_, bytes)| bytes.as_slice())
     }
 
     /// The first slot that is empty.
@@ -54,14 +53,14 @@ impl Store {
     }
 
     pub fn iter(&self) -> impl Iterator<Item = (u64, &[u8])> {
-        self.slots.iter().map(|(s, b)| (*s, b.as_slice()))
+        self.slots.iter().map(|(s, (_, b))| (*s, b.as_slice()))
     }
 
-    /// The file of a rank is durable.
-    pub fn wrote(&mut self, save: &Save, rank: u32) {
+    /// The file of a rank is durable; false where it was before.
+    pub fn wrote(&mut self, save: &Save, rank: u32) -> bool {
         let folder = self.data.entry(save.folder());
         let (_, ranks) = folder.or_insert((save.generation, BTreeSet::new()));
-        ranks.insert(rank);
+        ranks.insert(rank)
     }
 
     /// The manifest of a save is durable.
@@ -85,6 +84,16 @@ impl Store {
         Some(*there && all)
     }
 
+    /// The state of a checkpoint when all of it is read.
+    pub fn state_of(&self, manifest: &Digest) -> State {
+        match self.is_whole(manifest) {
+            Some(true) => State::Verified,
+            _ => State::Damaged {
+                why: "a file is missing".to_owned(),
+            },
+        }
+    }
+
     /// The answer of a launcher that looks at what is there and keeps the newest checkpoints.
     pub fn review(&self, review: &Review) -> Vec<KeepNews> {
         let round = review.round;
@@ -96,12 +105,7 @@ impl Store {
                 continue;
             };
             needed.insert(folder.clone());
-            let state = match self.is_whole(&of.commit.manifest) {
-                Some(true) => State::Verified,
-                _ => State::Damaged {
-                    why: "a file is missing".to_owned(),
-                },
-            };
+            let state = self.state_of(&of.commit.manifest);
             news.push(KeepNews::Looked {
                 round,
                 seq: of.seq,

@@ -129,6 +129,8 @@ pub struct Truth {
     pub spawns: Vec<Spawn>,
     pub stops: Vec<StoppedAt>,
     pub saves: Vec<SavesAt>,
+    /// The newest step that some rank of each generation has sealed.
+    pub sealed: BTreeMap<Digest, u64>,
     /// The life of the job that each launcher was told last.
     pub lives: BTreeMap<LauncherId, Option<Digest>>,
     /// When each launcher first registered, and when each end of the job was first announced, or stood in the log.

@@ -232,3 +232,16 @@ fn without_a_store_nobody_saves() {
     assert_eq!(table.worker_ended(1), None);
     assert!(!table.takes_left(1, 2));
 }
+
+#[test]
+fn slots_that_are_being_made_leave_no_room_for_those_of_the_launcher_before() {
+    let mut table = SlotTable::new(true, 5_000);
+    table.begins(&start());
+    assert_eq!(table.no_room_for(1, 5_000), None);
+    table.asked(0, ask(1));
+    assert!(table.no_room_for(1, 5_000).is_some());
+    assert_eq!(table.no_room_for(1, 2_980), None);
+    // None of them could be had.
+    table.made(0, 1, Err("no memory".to_owned()));
+    assert_eq!(table.no_room_for(1, 5_000), None);
+}

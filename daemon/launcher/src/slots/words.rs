@@ -41,7 +41,7 @@ pub enum Look {
     Sealed(Copy),
     /// Its worker died while it filled it: the driver made it free.
     Torn,
-    /// What is in it cannot be read, and why: the driver made it free.
+    /// Its content cannot be read, and why: the driver made it free.
     Broken(String),
 }
 
@@ -61,7 +61,7 @@ pub enum Effect {
     Tell(SaveNews),
     /// A line for people.
     Say(String),
-    /// The answer to an ask; with it go the slots, where they are there.
+    /// The answer to an ask; with [`Given::Slots`] go the slots.
     Give {
         k: u16,
         ask: u64,
@@ -93,11 +93,12 @@ pub enum Effect {
     Release {
         slot: SlotId,
     },
-    /// Nothing is written of a slot that was being filled.
+    /// Nothing that is held of this slot is of use: the file that was begun of it, and a copy.
     Forget {
         slot: SlotId,
     },
-    /// Make the manifest of a save. These slots hold copies of it. The answer is [`SlotTable::assembled`](super::SlotTable::assembled).
+    /// Make the manifest of a save. These slots hold copies of it. The answer is
+    /// [`SlotTable::assembled`](super::SlotTable::assembled).
     Assemble {
         of: Generation,
         save: Save,

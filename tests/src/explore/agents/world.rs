@@ -131,8 +131,8 @@ pub(super) struct World {
     pub(super) places: Vec<usize>,
     did: Did,
     fuse: Option<Fuse>,
-    /// Since when workers of two generations run.
-    overlap_since: Option<u64>,
+    /// Since when workers of two generations run, and two of their nodes.
+    overlap: Option<(u64, (usize, usize))>,
     conns: u64,
     launchers: u32,
     steps: u32,
@@ -207,7 +207,7 @@ impl World {
             places: (0..n).collect(),
             did: Did::default(),
             fuse: None,
-            overlap_since: None,
+            overlap: None,
             conns: 0,
             launchers: 0,
             steps: 0,
@@ -359,6 +359,7 @@ impl World {
             };
             out = mix(out, mix(*at, print));
         }
+        let out = mix(out, self.overlap.map_or(0, |(since, _)| since));
         self.cut
             .iter()
             .fold(out, |out, (a, b)| mix(out, (a * 16 + b) as u64))

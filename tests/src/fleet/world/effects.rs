@@ -105,6 +105,7 @@ impl Fleet {
     }
 
     fn in_store(&mut self, node: usize, key: JobKey, effect: storelog::Effect) {
+        let now = self.now;
         let store = self.store(node, &key);
         let event = match effect {
             storelog::Effect::Read { op, slot } => {
@@ -117,7 +118,7 @@ impl Fleet {
                 storelog::Event::Read { op, slot, outcome }
             }
             storelog::Effect::Create { op, slot, bytes } => {
-                let outcome = match store.map(|s| s.create(slot, &bytes)) {
+                let outcome = match store.map(|s| s.create(slot, &bytes, now)) {
                     Some(true) => CreateOutcome::Won,
                     Some(false) => CreateOutcome::Exists,
                     None => CreateOutcome::Unknown,

@@ -102,6 +102,7 @@ impl Fleet {
                 | Out::Wrote { .. }
                 | Out::Manifest { .. }
                 | Out::Review(_)
+                | Out::LookAgain(_)
                 | Out::Delete(_)
                 | Out::AskLease
                 | Out::LeaseOver => {}

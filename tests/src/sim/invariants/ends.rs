@@ -22,7 +22,7 @@ pub struct EndError {
 pub fn ends_are_told_to_their_own(truth: &Truth) -> Result<(), EndError> {
     for told in truth.fresh_told() {
         let asked = told.leaves && told.code == 143 || told.cancelled && told.code == 130;
-        let ended = |r: &Record| ends_with(r, told.code) && had_part(truth, told, r);
+        let ended = |r: &Record| ends_with(truth, r, told.code) && had_part(truth, told, r);
         if asked || truth.records.values().any(|r| ended(r)) {
             continue;
         }
@@ -33,10 +33,15 @@ pub fn ends_are_told_to_their_own(truth: &Truth) -> Result<(), EndError> {
     Ok(())
 }
 
-fn ends_with(record: &Record, code: i32) -> bool {
+fn ends_with(truth: &Truth, record: &Record, code: i32) -> bool {
     match record.kind {
         Kind::End { cancelled: true } => code == 130,
-        Kind::End { cancelled: false } => [0, NOT_SAVED].contains(&code),
+        Kind::End { cancelled: false } if code == NOT_SAVED => {
+            let commits = truth.log.commits.values().map(|(commit, _)| commit);
+            let of = commits.filter(|commit| commit.generation == record.parent);
+            truth.sealed.get(&record.parent).copied() > of.map(|commit| commit.step).max()
+        }
+        Kind::End { cancelled: false } => code == 0,
         Kind::Failed { code: failed } => code == failed,
         Kind::Dormant => code == 143,
         Kind::Next | Kind::Voters { .. } | Kind::Tombstone { .. } => false,

@@ -8,7 +8,7 @@ use muster_launcher::slots::{Ask, Capacity, Effect, Failure, Look, SlotTable};
 use muster_protocol::Digest;
 use muster_protocol::checkpoint::{Copy, Found, Save, SlotId};
 use muster_protocol::control::slots::{Given, SLOTS};
-use muster_protocol::local::{KeepNews, Review, SaveAsk, SaveNews, Start, ToAgent};
+use muster_protocol::local::{Review, SaveAsk, SaveNews, Start, ToAgent};
 use serde::{Deserialize, Serialize};
 
 use super::{Due, Launcher, Out, Phase};
@@ -41,8 +41,8 @@ pub enum SlotDue {
     Look,
     Made { k: u16, ask: u64 },
     Filled { slot: SlotId, run: u64 },
-    Wrote { slot: SlotId, attempt: u32 },
-    Assembled { attempt: u32 },
+    Wrote { slot: SlotId, save: Save },
+    Assembled { save: Save },
 }
 
 /// Content of a slot.
@@ -103,7 +103,8 @@ impl Slots {
         }
     }
 
-    /// Whether all ranks here have saved this step of the run, or have left it out.
+    /// Whether all ranks here that have slots have saved this step of the run, or have left it out. One without goes on,
+    /// as where slots were refused.
     pub(super) fn have_saved(&self, step: u64) -> bool {
         let step = self.base + step;
         let saved = |k: &u16| {
@@ -161,7 +162,7 @@ impl Launcher {
         self.slots.common = step;
     }
 
-    /// What is told on a new link, behind the registration.
+    /// The words on a new link, behind the registration.
     pub(super) fn slots_link_up(&mut self) -> Vec<Out> {
         let all = self.slots.table.link_up().into_iter();
         all.map(news).collect()
@@ -174,7 +175,7 @@ impl Launcher {
         }
     }
 
-    /// What the launcher leaves behind when it dies.
+    /// The slots that the launcher leaves behind when it dies.
     pub fn slots_left(&self) -> Left {
         let of = |memory: Memory| match memory {
             Memory::Free => (Found::Free, false),
@@ -227,12 +228,7 @@ impl Launcher {
                 }
             }
             SaveAsk::Delete { name } => out.push(Out::Delete(name)),
-            SaveAsk::LookAgain(question) => {
-                let number = question.number;
-                let state = muster_protocol::checkpoint::State::Verified;
-                let word = KeepNews::LookedAgain { number, state };
-                out.push(news(SaveNews::Keep(word)));
-            }
+            SaveAsk::LookAgain(question) => out.push(Out::LookAgain(question)),
             ask => {
                 let effects = self.slots.table.ask(ask);
                 self.slot_effects(effects, out);
@@ -256,10 +252,9 @@ impl Launcher {
                 self.slot_effects(effects, out);
             }
             SlotDue::Filled { slot, run } => self.filled(slot, run),
-            SlotDue::Wrote { slot, attempt } => self.wrote(slot, attempt, out),
-            SlotDue::Assembled { attempt } => {
-                let made = self.slots.assembling;
-                let made = made.filter(|(save, _)| save.attempt == attempt);
+            SlotDue::Wrote { slot, save } => self.wrote(slot, save, out),
+            SlotDue::Assembled { save } => {
+                let made = self.slots.assembling.filter(|(of, _)| *of == save);
                 if let Some((save, world)) = made {
                     self.slots.assembling = None;
                     out.push(Out::Manifest { save, world });
@@ -293,9 +288,10 @@ impl Launcher {
         }
     }
 
-    fn wrote(&mut self, slot: SlotId, attempt: u32, out: &mut Vec<Out>) {
+    fn wrote(&mut self, slot: SlotId, save: Save, out: &mut Vec<Out>) {
+        let attempt = save.attempt;
         let writing = self.slots.writing.get(&slot).copied();
-        let Some(write) = writing.filter(|w| w.save.attempt == attempt) else {
+        let Some(write) = writing.filter(|w| w.save == save) else {
             return;
         };
         self.slots.writing.remove(&slot);
@@ -460,9 +456,8 @@ impl Launcher {
                         stopped: false,
                     };
                     self.slots.writing.insert(slot, write);
-                    let attempt = save.attempt;
                     let takes = self.slots.saving.map_or(MS, |saving| saving.write);
-                    out.push(wait(SlotDue::Wrote { slot, attempt }, takes, false));
+                    out.push(wait(SlotDue::Wrote { slot, save }, takes, false));
                 }
                 Effect::StopWrite { slot } => {
                     if let Some(write) = self.slots.writing.get_mut(&slot) {
@@ -485,8 +480,7 @@ impl Launcher {
                     }
                     false => {
                         self.slots.assembling = Some((save, of.world));
-                        let attempt = save.attempt;
-                        out.push(wait(SlotDue::Assembled { attempt }, MAKE, false));
+                        out.push(wait(SlotDue::Assembled { save }, MAKE, false));
                     }
                 },
             }

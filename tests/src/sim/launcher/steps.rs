@@ -273,8 +273,11 @@ impl Launcher {
             true => Some(LOOK),
             false => (!self.slots.have_saved(step)).then_some(SAVES),
         };
-        let since = *run.steps.saving_since.get_or_insert(now);
-        if ns == Some(SAVES) && now > since + GIVES_UP {
+        let since = match ns {
+            Some(SAVES) => *run.steps.saving_since.get_or_insert(now),
+            _ => now,
+        };
+        if now > since + GIVES_UP {
             let exit = run.ended(0, 1, false);
             run.exit = Some(exit.clone());
             return self.some_ended(out);

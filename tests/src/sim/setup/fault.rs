@@ -237,7 +237,7 @@ impl Fault {
     ];
 
     /// Those that are drawn apart.
-    pub const EXTRA_KINDS: [&'static str; 9] = [
+    pub const EXTRA_KINDS: [&'static str; 10] = [
         "suspend",
         "checkpoint order",
         "cancel order",
@@ -247,6 +247,7 @@ impl Fault {
         "slow reap",
         "unkillable",
         "continue",
+        "store stale",
     ];
 
     /// For how long it lasts, or what was there is away.
@@ -304,10 +305,10 @@ impl Fault {
             Fault::Drain { .. } => vec!["drain"],
             Fault::Leave { .. } => vec!["leave"],
             Fault::Cancel { .. } => vec!["cancel"],
-            Fault::StoreSlow { .. }
-            | Fault::StoreReadsFail { .. }
-            | Fault::StoreStale { .. }
-            | Fault::StoreCut { .. } => vec!["store trouble"],
+            Fault::StoreSlow { .. } | Fault::StoreReadsFail { .. } | Fault::StoreCut { .. } => {
+                vec!["store trouble"]
+            }
+            Fault::StoreStale { .. } => vec!["store stale"],
             Fault::StoreUnknown { .. } => vec!["store late put"],
             Fault::OrderCheckpoint { .. } => vec!["checkpoint order"],
             Fault::OrderCancel { .. } => vec!["cancel order"],

@@ -2,7 +2,7 @@
 
 use muster_launcher::Event as Told;
 use muster_protocol::agent::{ConnId, Event};
-use muster_protocol::local::{SaveNews, ToAgent, ToLauncher};
+use muster_protocol::local::{KeepNews, SaveNews, ToAgent, ToLauncher};
 use muster_protocol::membership::Answer;
 use muster_protocol::storelog;
 use muster_protocol::{Digest, LauncherId, Span};
@@ -338,8 +338,11 @@ impl World {
             let (launcher, conn) = (l.token, l.conn);
             match out {
                 Out::Say(frame) => {
-                    let sealed = matches!(frame, ToAgent::Save(SaveNews::Sealed { .. }));
-                    self.coverage.sealed += u64::from(sealed);
+                    if let ToAgent::Save(SaveNews::Sealed { copy, .. }) = &frame {
+                        self.coverage.sealed += 1;
+                        let newest = self.truth.sealed.entry(copy.generation).or_default();
+                        *newest = copy.step.max(*newest);
+                    }
                     if let Some(conn) = conn {
                         self.requests.push(Request::ToAgent {
                             node,
@@ -410,7 +413,8 @@ impl World {
                 }
                 Out::Wrote { save, rank } => {
                     self.coverage.files += 1;
-                    self.store.wrote(&save, rank);
+                    let again = !self.store.wrote(&save, rank);
+                    self.coverage.rewritten += u64::from(again);
                 }
                 Out::Manifest { save, world } => {
                     self.coverage.manifests += 1;
@@ -427,6 +431,18 @@ impl World {
                             frame: frame.clone(),
                         }));
                     }
+                }
+                Out::LookAgain(question) => {
+                    let state = self.store.state_of(&question.manifest);
+                    let number = question.number;
+                    let word = KeepNews::LookedAgain { number, state };
+                    let frame = ToAgent::Save(SaveNews::Keep(word));
+                    self.requests.extend(conn.map(|conn| Request::ToAgent {
+                        node,
+                        agent,
+                        conn,
+                        frame,
+                    }));
                 }
                 Out::Delete(name) => {
                     self.truth.dirty = true;
@@ -492,9 +508,8 @@ impl World {
                 bytes,
                 answer,
             } => {
-                let won = self.store.create(slot, &bytes);
+                let won = self.store.create(slot, &bytes, self.now);
                 if won {
-                    self.store.created.insert(slot, self.now);
                     self.truth.logged(&self.store);
                 }
                 if answer {

@@ -71,6 +71,10 @@ fn runs_undisturbed(bed: &Bed, group: &Group) {
     for rank in &group.ranks {
         assert!(bed.is_alive(rank.pid), "{rank:?} was restarted");
     }
+    has_not_restarted(bed, group);
+}
+
+fn has_not_restarted(bed: &Bed, group: &Group) {
     let starts = bed.events().into_iter().filter(|e| e.event == "start");
     assert_eq!(starts.count(), group.ranks.len());
 }
@@ -98,6 +102,7 @@ fn agents_that_are_restarted_beside_a_waiting_spare_cost_no_worker() {
     for node in 0..2 {
         assert_eq!(bed.ended(node), Some(0), "n{node}");
     }
+    has_not_restarted(&bed, &group);
 }
 
 /// Nobody else votes: each agent alone is no majority, or just one.
@@ -120,6 +125,7 @@ fn either_agent_of_two_nodes_may_be_away_for_longer_than_a_lease() {
     for node in 0..2 {
         assert_eq!(bed.ended(node), Some(0), "n{node}");
     }
+    has_not_restarted(&bed, &group);
 }
 
 /// Launchers that were killed left a job on all agents. A node that an operator drains has left all the same.
@@ -143,6 +149,9 @@ fn a_drained_node_has_left_though_an_old_job_of_it_is_known() {
             assert_ne!(state, "lost", "n{node}");
             state == "left"
         });
+        let log = std::fs::read_to_string(bed.path(&format!("n{node}.agent.log"))).unwrap();
+        let lost = |line: &&str| line.contains(r#""level":"WARN""#) && line.contains(r#""lost""#);
+        assert_eq!(log.lines().find(lost), None, "n{node}");
     }
 }
 

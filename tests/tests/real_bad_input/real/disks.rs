@@ -207,13 +207,21 @@ fn an_agent_that_starts_on_a_disk_that_stalls_says_for_what_it_waits() {
         return;
     }
     let state = format!("--state-dir={}/state", disk.display());
-    bed.agent_and("a", &[], &[&state]).kill();
+    let mut first = bed.agent_and("a", &[], &[&state]);
+    let mut launcher = bed.launch("a", &[]);
+    bed.until_runs_on(&["a"]);
+    first.kill();
     let stalled = Stalled::new(&disk);
     let mut agent = bed.try_agent("a", &[], &[&state]);
     agent.until_says("does not answer");
     assert!(agent.is_alive());
+    // It takes connections before it serves: to its launcher it is away.
+    assert!(!launcher.log().contains("is back"), "{}", launcher.log());
     drop(stalled);
     agent.until_says("serving");
+    launcher.until_says("is back");
+    let _open = bed.finish();
+    assert_eq!(launcher.code(), 0, "{}", launcher.log());
 }
 
 /// Every write to its stderr fails, as on a full disk or after its reader went away.

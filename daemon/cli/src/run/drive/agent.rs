@@ -25,10 +25,6 @@ impl Driver {
             LinkEvent::Up(queue) => {
                 self.link = Some(queue);
                 self.progress.link_up();
-                if let Some(since) = self.away.take() {
-                    let after = since.elapsed().as_secs_f64();
-                    say(&format!("the agent is back, after {after:.1} s"));
-                }
                 if let Some(store) = &mut self.store {
                     store.link_up();
                 }
@@ -45,6 +41,12 @@ impl Driver {
             LinkEvent::Frame(got) if !session.takes(&got.0) => {}
             LinkEvent::Frame(got) => {
                 let (frame, fds) = *got;
+                // An agent that starts is connected to before it serves.
+                let serves = matches!(frame, ToLauncher::Welcome { .. });
+                if let Some(since) = self.away.take_if(|_| serves) {
+                    let after = since.elapsed().as_secs_f64();
+                    say(&format!("the agent is back, after {after:.1} s"));
+                }
                 self.frame(frame, fds, session);
             }
             LinkEvent::Gone(why) => {

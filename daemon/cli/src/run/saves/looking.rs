@@ -33,7 +33,7 @@ impl Saves {
         for (k, rank) in &mut self.ranks {
             let by = By {
                 alive: workers.runs(*k),
-                // What is older goes first.
+                // An older file goes first.
                 ahead: self.place.as_ref().filter(|_| !self.table.is_writing()),
                 ranks,
                 replicas: self.replicas.as_ref(),
@@ -92,7 +92,7 @@ struct By<'a> {
     table: &'a SlotTable,
 }
 
-/// What a slot looks like; what is sealed in it is taken.
+/// The state of a slot. A sealed copy is taken out of it.
 fn look_at(k: u16, side: u8, rank: &mut Rank, by: &By<'_>) -> Look {
     let id = SlotId { k, side };
     let at = usize::from(side);

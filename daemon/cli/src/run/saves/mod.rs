@@ -105,7 +105,7 @@ impl Rank {
     }
 }
 
-/// What stops the write of a file, and counts its bytes.
+/// A flag that stops the write of a file, and the count of its bytes.
 type Watched = (Arc<AtomicBool>, Arc<AtomicU64>);
 
 /// Something that a thread has finished.
@@ -134,8 +134,6 @@ pub struct Told {
 #[derive(Debug)]
 pub struct Saves {
     place: Option<Place>,
-    /// The most bytes of all slots.
-    budget: u64,
     table: SlotTable,
     ranks: BTreeMap<u16, Rank>,
     writing: BTreeMap<SlotId, Watched>,
@@ -162,7 +160,6 @@ impl Saves {
             filling: None,
             table: SlotTable::new(place.is_some(), budget),
             place,
-            budget,
             ranks: BTreeMap::new(),
             writing: BTreeMap::new(),
             writer: None,
@@ -178,7 +175,7 @@ impl Saves {
     /// No thread is left.
     pub fn share(&mut self, settings: replicas::Settings) -> std::io::Result<()> {
         let done = self.done.0.clone();
-        self.replicas = Some(Replicas::start(settings, self.budget, done)?);
+        self.replicas = Some(Replicas::start(settings, self.table.budget(), done)?);
         Ok(())
     }
 
@@ -303,6 +300,7 @@ impl Saves {
                 self.carry_out(effects, &mut told);
             }
         }
+        debug_assert!(told.people.is_empty() && told.answers.is_empty());
         told.agent
     }
 
@@ -384,7 +382,9 @@ impl Saves {
             Ok(()) => Vec::new(),
             Err(error) => {
                 let why = format!("no thread to make checkpoint slots: {error}");
-                self.table.made(k, ask.number, Err(why))
+                let effects = self.table.made(k, ask.number, Err(why));
+                self.count_slots();
+                effects
             }
         }
     }

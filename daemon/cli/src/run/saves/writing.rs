@@ -127,11 +127,15 @@ pub(super) fn assemble(
     sealed: Vec<Arc<Sealed>>,
     done: mpsc::UnboundedSender<Done>,
 ) -> Result<(), String> {
-    let id = |part: &Written| <[u8; 32]>::try_from(&part.summary[..]).map(Bytes).ok();
-    let digests: Option<Vec<Id>> = parts.iter().map(id).collect();
-    let (Some(digests), Some(place)) = (digests, place) else {
-        return Err("these are not the digests of parts".into());
+    let id = |part: &Written| {
+        let digest = <[u8; 32]>::try_from(&part.summary[..]).map(Bytes);
+        digest.map_err(|_| {
+            let (rank, bytes) = (part.rank, part.summary.len());
+            format!("the digest of rank {rank}'s part has {bytes} bytes, not 32")
+        })
     };
+    let digests: Vec<Id> = parts.iter().map(id).collect::<Result<_, _>>()?;
+    let place = place.ok_or("this launcher has no store")?;
     let make = move || -> Result<(Digest, u32), String> {
         let notes = sealed.iter().map(|s| Note::decode(&s.note));
         let drafts = notes.filter_map(|note| note.ok()?.draft);

@@ -228,18 +228,16 @@ impl World {
             let other = running.find(|(_, digest)| *digest != first.1)?;
             Some((first, other))
         });
-        let Some((first, other)) = other else {
-            self.overlap_since = None;
-            return Ok(());
-        };
-        let since = *self.overlap_since.get_or_insert(self.now);
-        match self.now > since + OVERLAP_MS * MS {
-            true => Err(Broken::Overlap {
-                one: first.0,
-                other: other.0,
-                ms: (self.now - since) / MS,
-            }),
-            false => Ok(()),
+        let here = other.map(|(first, other)| (first.0, other.0));
+        let known = self.overlap.take();
+        self.overlap = here.map(|nodes| known.unwrap_or((self.now, nodes)));
+        // It may have gone on until now, and be over.
+        match known {
+            Some((since, (one, other))) if self.now > since + OVERLAP_MS * MS => {
+                let ms = (self.now - since) / MS;
+                Err(Broken::Overlap { one, other, ms })
+            }
+            _ => Ok(()),
         }
     }
 
