@@ -200,7 +200,7 @@ pub(super) fn ends(setup: &mut Setup, focus: Focus) {
     }
 }
 
-/// A node that reads the store as it was a while ago, as network file systems show names that were not there.
+/// A node that reads the store as it was a moment ago, as network file systems may.
 pub(super) fn stale_reads(setup: &mut Setup, focus: Focus) {
     let mut rng = Rng::new(setup.seed ^ 0x7374_616c_6500_0000);
     if focus != Focus::Everything || !setup.store || !rng.chance(150) {
@@ -208,8 +208,10 @@ pub(super) fn stale_reads(setup: &mut Setup, focus: Focus) {
     }
     let node = rng.index(setup.nodes.len());
     let at = moment(&mut rng, setup);
-    let all = [100 * MS, SEC, 3 * SEC, 15 * SEC];
-    let by = *rng.pick(&all).unwrap_or(&SEC);
+    // Leases rest on what a read shows, and a start waits for `suspect_after` beside three quarters of that: a store
+    // whose reads are older is refused, or not consistent.
+    let most = setup.times.suspect_after / 8;
+    let by = *rng.pick(&[MS, most / 4, most]).unwrap_or(&most);
     let for_ns = rng.between(SEC, 30 * SEC);
     setup
         .faults
