@@ -8,7 +8,7 @@ use muster_daemon::config::{AgentConfig, check_secret};
 use muster_protocol::local::Query;
 use serde_json::Value;
 
-use super::super::client::Client;
+use super::super::client::{Client, Unanswered};
 use super::super::output::{Failure, duration_ms, field, flag, list, short};
 use super::{Check, is_networked, jobs};
 
@@ -43,6 +43,14 @@ async fn ask(
     };
     let status = match client.query(Query::Status).await {
         Ok(status) => status,
+        // Another one there would be refused, and its settings are not those that this command would read.
+        Err(Unanswered::Hangs(why)) => {
+            return Err(vec![Check::fail(
+                "agent",
+                why,
+                "let it go on if somebody stopped it (kill -CONT PID), or restart it",
+            )]);
+        }
         Err(why) => {
             let why = Failure::from(why).to_string();
             return Err(without_agent(socket, &why, config));
@@ -251,7 +259,7 @@ fn peers(nodes: &Value, own: &str) -> Vec<Check> {
                 gone.len(),
                 names.join(", ")
             ),
-            "if they should be up: check that musterd runs there, and that TCP port 7970 is open in both directions",
+            "if they should be up: check that musterd runs there, and that its TCP port (7970 unless its `listen` says another) is open in both directions",
         )
     });
     let odd: Vec<String> = here
