@@ -592,6 +592,11 @@ impl Job {
         let live = self.live().filter(|h| h.lineage() == lineage);
         let Some((record, digest)) = live.map(|h| (h.record.clone(), h.digest)) else {
             self.end_with_cancelled(ctx);
+            if from != ctx.me() && !self.durable.has_ended(lineage) {
+                // The one that asks may know a generation that names this node, which has not heard of it.
+                let have = self.head_digest();
+                self.send(ctx, from, JobMessage::Ask { have });
+            }
             return;
         };
         if self.is_newer(ctx, given) {

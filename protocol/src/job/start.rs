@@ -78,6 +78,8 @@ impl Job {
             // Another boot, another attempt: the port of an order that an earlier run of this agent
             // gave is not known any more.
             let boots = ctx.cfg.boot.0.saturating_sub(self.durable.learned.0);
+            // One whose disk refused the generation has learnt it anew since, and the launcher here has had its order.
+            let boots = boots.max(u64::from(began));
             let attempt = u32::try_from(boots).unwrap_or(u32::MAX - 1) + 1;
             lead.start.attempt = attempt;
             lead.start.run_at = Some(ctx.now);
