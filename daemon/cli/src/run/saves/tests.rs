@@ -558,7 +558,8 @@ fn fill_seen(saves: &mut Saves, two: &Two, slot: &Slot, step: u64) {
 
 #[tokio::test]
 async fn what_is_being_filled_is_written_ahead_unless_something_older_is() {
-    let dir = tempfile::tempdir().unwrap();
+    let (dir, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (mut alone, other) = (saves(elsewhere.path(), u64::MAX), Two::default());
     let (mut saves, two) = (saves(dir.path(), u64::MAX), Two::default());
     let slots = given(&mut saves, &two, 0).await;
     let slot = SlotId { k: 0, side: 0 };
@@ -567,9 +568,9 @@ async fn what_is_being_filled_is_written_ahead_unless_something_older_is() {
     assert_eq!(ahead(&saves), [true, false]);
     let write = |saves: &mut Saves| {
         let save = save(7);
-        assert!(saves.ask(SaveAsk::Write { slot, save }).is_empty());
+        saves.ask(SaveAsk::Write { slot, save })
     };
-    write(&mut saves);
+    assert_eq!(write(&mut saves), []);
     // It is the writer's now; and until that is through, nothing newer is begun.
     fill_seen(&mut saves, &two, &slots[1], 8);
     assert_eq!(ahead(&saves), [false, false]);
@@ -577,9 +578,15 @@ async fn what_is_being_filled_is_written_ahead_unless_something_older_is() {
     let [SaveNews::Written { summary: first, .. }] = &told[..] else {
         panic!("{told:?}");
     };
-    // Written once more, from the slot alone, it is the same.
-    write(&mut saves);
-    let told = done(&mut saves, &two).await.agent;
+    // An agent that asks again is told so at once.
+    assert_eq!(write(&mut saves), told);
+    // Written from a slot alone it is the same.
+    let slots_there = given(&mut alone, &other, 0).await;
+    fill(&slots_there[0], 0, 7);
+    alone.look(&other, Time::ZERO);
+    assert_eq!(ahead(&alone), [false, false]);
+    assert_eq!(write(&mut alone), []);
+    let told = done(&mut alone, &other).await.agent;
     assert!(
         matches!(&told[..], [SaveNews::Written { summary, .. }] if summary == first),
         "{told:?}"
