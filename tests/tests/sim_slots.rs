@@ -127,31 +127,6 @@ fn a_save_that_is_under_way_when_an_agent_is_killed_is_committed() {
     }
 }
 
-/// A leader that forgets it gives its number to the next save, and nobody says what became of the first.
-#[test]
-fn an_attempt_that_a_launcher_writes_is_known_to_an_agent_that_is_started_again() {
-    for (node, tick) in iproduct!(0..NODES, 0..75) {
-        let at = 6 * SEC + tick * 40 * MS;
-        let crash = Fault::AgentCrash {
-            node,
-            effects: 0,
-            torn: Torn::Between,
-            down: 4 * SEC,
-            new_disk: false,
-        };
-        let mut setup = setup(tick, NODES as u16, vec![(at, crash)]);
-        setup.disk = 300 * MS;
-        setup.saving = setup.saving.map(|saving| Saving {
-            every: 60,
-            ..saving
-        });
-        let conductor = run(setup);
-        let attempts = &conductor.world.truth.attempts;
-        let twice = attempts.iter().find(|(_, steps)| steps.len() > 1);
-        assert_eq!(twice, None, "node {node}, {at}");
-    }
-}
-
 /// The launcher that comes after it gets its slots from the agent, and what was sealed in them is written all the same
 /// or given up; either way the next saves are committed.
 #[test]

@@ -414,7 +414,9 @@ impl SlotTable {
             return failed("this launcher knows no such generation");
         };
         match self.found(slot) {
-            Found::Sealed(copy) if copy.step == save.step => {}
+            // The same step of another generation is other state.
+            Found::Sealed(copy) if (copy.generation, copy.step) == (save.generation, save.step) => {
+            }
             _ => return failed("the slot holds no such copy"),
         }
         let rank = self.ranks.get(&slot.k);

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use super::{Ctx, Durable, Job, REPEAT};
 use crate::agent::{Effect, Notice};
 use crate::checkpoint::Part;
-use crate::local::{SaveAsk, ToLauncher};
 use crate::record::Record;
 use crate::time::Time;
 use crate::wire::{JobMessage, Message};
@@ -202,11 +201,6 @@ impl Job {
 fn rests_on_disk(effect: &Effect) -> bool {
     let body = match effect {
         Effect::Persist { .. } => return true,
-        // The attempt is numbered durably before anything bears its number.
-        Effect::ToLauncher { frame, .. } => {
-            return matches!(frame, ToLauncher::Save(SaveAsk::Write { .. }));
-        }
-        Effect::Notice(Notice::Saving { .. }) => return true,
         Effect::Send {
             message: Message::Job { body, .. },
             ..

@@ -142,16 +142,6 @@ impl Setup {
         setup
     }
 
-    /// Whether some disk refuses writes, or is lost.
-    pub fn loses_writes(&self) -> bool {
-        let loses = |(_, fault): &(u64, Fault)| match fault {
-            Fault::DiskFull { .. } => true,
-            Fault::AgentCrash { new_disk, .. } | Fault::NodeCrash { new_disk, .. } => *new_disk,
-            _ => false,
-        };
-        self.faults.iter().any(loses)
-    }
-
     /// Whether messages or probes may fail to arrive that both ends were there for.
     pub fn links_fail(&self) -> bool {
         let cut = |(_, fault): &(u64, Fault)| {

@@ -131,8 +131,6 @@ pub struct Truth {
     pub saves: Vec<SavesAt>,
     /// The newest step that some rank of each generation has sealed.
     pub sealed: BTreeMap<Digest, u64>,
-    /// The steps for which launchers were asked to write each attempt of a generation to save.
-    pub attempts: BTreeMap<(Digest, u32), BTreeSet<u64>>,
     /// The life of the job that each launcher was told last.
     pub lives: BTreeMap<LauncherId, Option<Digest>>,
     /// When each launcher first registered, and when each end of the job was first announced, or stood in the log.

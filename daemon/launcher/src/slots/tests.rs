@@ -245,3 +245,28 @@ fn slots_that_are_being_made_leave_no_room_for_those_of_the_launcher_before() {
     table.made(0, 1, Err("no memory".to_owned()));
     assert_eq!(table.no_room_for(1, 5_000), None);
 }
+
+/// An ask that comes late is of a generation that is over.
+#[test]
+fn a_copy_of_another_generation_is_not_written() {
+    let mut table = sealed();
+    let other = Digest([8; 32]);
+    table.begins(&Start {
+        digest: other,
+        ..start()
+    });
+    table.ask(SaveAsk::Free { slot: SLOT });
+    let copy = Copy {
+        generation: other,
+        ..copy(7)
+    };
+    table.looked(1, [Look::Sealed(copy), Look::Free]);
+    let late = table.ask(SaveAsk::Write {
+        slot: SLOT,
+        save: save(7),
+    });
+    assert!(matches!(
+        late[..],
+        [Effect::Tell(SaveNews::WriteFailed { attempt: 3, .. })]
+    ));
+}

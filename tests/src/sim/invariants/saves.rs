@@ -14,18 +14,11 @@ pub enum NotWholeError {
         step: u64,
         slot: u64,
     },
-    #[error("attempt {attempt} of {generation} to save is of steps {a} and {b}")]
-    Twice {
-        generation: Digest,
-        attempt: u32,
-        a: u64,
-        b: u64,
-    },
     #[error("workers on node {node} load {manifest}, and not all of it is in the store")]
     Loaded { manifest: Digest, node: usize },
 }
 
-/// A checkpoint in force is whole, and so is one that workers begin with; an attempt to save is of one step.
+/// A checkpoint in force is whole, and so is one that workers begin with.
 pub fn checkpoints_are_whole(world: &World) -> Result<(), NotWholeError> {
     if world.setup.saving.is_none() {
         return Ok(());
@@ -37,20 +30,6 @@ pub fn checkpoints_are_whole(world: &World) -> Result<(), NotWholeError> {
                 manifest: commit.manifest,
                 step: commit.step,
                 slot: *slot,
-            });
-        }
-    }
-    // A leader whose disk refuses its writes, or is another one, may forget an attempt.
-    let forgets = world.setup.loses_writes();
-    let attempts = world.truth.attempts.iter().filter(|_| !forgets);
-    for ((generation, attempt), steps) in attempts {
-        let mut steps = steps.iter();
-        if let (Some(a), Some(b)) = (steps.next(), steps.next()) {
-            return Err(NotWholeError::Twice {
-                generation: *generation,
-                attempt: *attempt,
-                a: *a,
-                b: *b,
             });
         }
     }

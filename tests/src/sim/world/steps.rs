@@ -2,7 +2,7 @@
 
 use muster_launcher::Event as Told;
 use muster_protocol::agent::{ConnId, Event};
-use muster_protocol::local::{KeepNews, SaveAsk, SaveNews, ToAgent, ToLauncher};
+use muster_protocol::local::{KeepNews, SaveNews, ToAgent, ToLauncher};
 use muster_protocol::membership::Answer;
 use muster_protocol::storelog;
 use muster_protocol::{Digest, LauncherId, Span};
@@ -41,12 +41,6 @@ impl World {
                             leaves: l.leaves,
                             cancelled: l.cancelled,
                         });
-                    }
-                    if let ToLauncher::Save(SaveAsk::Write { save, .. }) = &frame {
-                        self.truth.dirty = true;
-                        let attempt = (save.generation, save.attempt);
-                        let steps = self.truth.attempts.entry(attempt).or_default();
-                        steps.insert(save.step);
                     }
                     let taken = matches!(frame, ToLauncher::Welcome { .. });
                     let mut out = l.receive(frame, now);
