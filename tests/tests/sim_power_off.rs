@@ -97,10 +97,10 @@ const BACK: u64 = 30 * SEC;
 /// Until it trains with the others after that.
 const TAKEN_IN: u64 = 20 * SEC;
 
-fn loses_power_as_it_lets_another_in(seed: u64, off: u64, max_nodes: u16) -> Conductor {
+fn loses_power_as_it_lets_another_in(seed: u64, off: u64) -> Conductor {
     let spec = JobSpec {
         min_nodes: 1,
-        max_nodes,
+        max_nodes: 3,
         ..JobSpec::default()
     };
     let node = |at: usize| NodeSetup {
@@ -141,7 +141,7 @@ fn a_node_that_alone_knows_of_its_generation_is_taken_in_when_it_is_back() {
     let (mut knew, mut late) = (0, Vec::new());
     for (seed, tick) in iproduct!(0..4, 0..60) {
         let off = JOINS + SEC + tick * 20 * MS;
-        let mut conductor = loses_power_as_it_lets_another_in(seed, off, 3);
+        let mut conductor = loses_power_as_it_lets_another_in(seed, off);
         conductor.relaunches = false;
         let ran = conductor.run();
         assert!(ran.is_ok(), "seed {seed}, {off}: {ran:?}");

@@ -175,7 +175,7 @@ fn regressions_stay_repaired() {
         goes_on.faults.retain(|(_, fault)| !ends(fault));
         let plain = Setup::plain(seed, focus, Flaws::default());
         let other = (goes_on.faults.len() < setup.faults.len()).then_some(goes_on);
-        // And before workers saved into slots, and stores showed what was a while ago.
+        // And before workers saved into slots, and stores showed what was a moment ago.
         let mut without = setup.clone();
         without.saving = None;
         let stale = |fault: &Fault| matches!(fault, Fault::StoreStale { .. });

@@ -24,7 +24,7 @@ fn digest(n: u8) -> Digest {
     Digest([n; 32])
 }
 
-fn start(n: u8, attempt: u32) -> Start {
+pub(crate) fn start(n: u8, attempt: u32) -> Start {
     let addr = SocketAddr::from(([127, 0, 0, 1], 1000 + u16::from(n)));
     Start {
         digest: digest(n),

@@ -1,6 +1,3 @@
-use std::net::SocketAddr;
-
-use muster_protocol::LauncherId;
 use muster_protocol::checkpoint::Copy;
 
 use super::*;
@@ -8,25 +5,11 @@ use super::*;
 const GENERATION: Digest = Digest([9; 32]);
 const SLOT: SlotId = SlotId { k: 1, side: 0 };
 
+/// Its second rank is the one that saves.
 fn start() -> Start {
-    let nowhere = SocketAddr::from(([127, 0, 0, 1], 1));
     Start {
         digest: GENERATION,
-        lineage: GENERATION,
-        attempt: 1,
-        number: 1,
-        node_rank: 0,
-        nodes: 1,
-        first_rank: 4,
-        slots: 2,
-        world: 2,
-        master: nowhere,
-        master_guard: nowhere,
-        master_launcher: LauncherId([0; 8]),
-        restart_count: 0,
-        restore: None,
-        peers: Box::default(),
-        why: String::new(),
+        ..crate::session::tests::start(1, 1)
     }
 }
 
@@ -85,7 +68,7 @@ fn a_file_that_is_durable_is_not_written_again() {
         save: save(step),
     };
     let began = table.ask(write(7));
-    assert!(matches!(began[..], [Effect::Write { rank: 5, .. }]));
+    assert!(matches!(began[..], [Effect::Write { rank: 1, .. }]));
     assert_eq!(table.ask(write(7)), [], "the answer follows");
     assert!(table.wrote(SLOT, save(7), Ok((5, vec![2]))).is_some());
     // The agent was restarted before it heard that.

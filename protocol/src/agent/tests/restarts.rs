@@ -1,4 +1,4 @@
-//! What an agent that is started anew still knows of leases and waits.
+//! An agent that is started anew still knows of leases and waits.
 
 use std::sync::Arc;
 

@@ -73,7 +73,6 @@ pub(super) struct Slots {
     saving: Option<Saving>,
     table: SlotTable,
     memory: BTreeMap<u16, [Memory; SLOTS]>,
-    making: BTreeMap<u16, Ask>,
     /// How many ranks there are here, those that wait for an answer or were refused slots, and those that have them.
     ranks: u16,
     /// The step that all ranks of the job have reached: none of them is far ahead of the others.
@@ -246,7 +245,6 @@ impl Launcher {
                 }
             }
             SlotDue::Made { k, ask } => {
-                self.slots.making.remove(&k);
                 self.slots.memory.entry(k).or_insert([Memory::Free; SLOTS]);
                 let effects = self.slots.table.made(k, ask, Ok(CAPACITY));
                 self.slot_effects(effects, out);
@@ -442,7 +440,6 @@ impl Launcher {
                             self.slots.memory.remove(&k);
                         }
                     }
-                    self.slots.making.insert(k, ask);
                     let ask = ask.number;
                     out.push(wait(SlotDue::Made { k, ask }, MAKE, false));
                 }

@@ -142,7 +142,7 @@ pub enum Fault {
         permille: u32,
         for_ns: u64,
     },
-    /// This node reads the store as it was so long ago: of what was created since it finds nothing.
+    /// This node reads the store as it was so long ago: it finds nothing that was created since.
     StoreStale {
         node: usize,
         by: u64,

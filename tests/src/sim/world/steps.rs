@@ -213,15 +213,23 @@ impl World {
 
     /// The step that all ranks of the generation have reached of which this node has workers.
     fn reached(&self, node: usize) -> u64 {
-        let run = |l: &Launcher| l.run.as_ref().filter(|r| r.alive_steps()).cloned();
-        let here = self.nodes[node].launcher.as_ref().and_then(run);
-        let digest = here.map(|r| r.start.digest);
-        let record = digest.and_then(|d| self.truth.records.get(&d));
-        let all = self.nodes.iter().filter_map(|n| n.launcher.as_ref());
+        let runs = |n: &super::Node| {
+            let run = n.launcher.as_ref().and_then(|l| l.run.as_ref());
+            let run = run.filter(|r| r.alive_steps());
+            Some((
+                n.launcher.as_ref()?.id,
+                run?.start.digest,
+                run?.steps.at(self.now),
+            ))
+        };
+        let Some((_, digest, _)) = runs(&self.nodes[node]) else {
+            return 0;
+        };
+        let record = self.truth.records.get(&digest);
         let at = |id: LauncherId| {
-            let run = all.clone().find(|l| l.id == id).and_then(run);
-            let run = run.filter(|r| Some(r.start.digest) == digest);
-            run.map_or(0, |r| r.steps.at(self.now))
+            let mut all = self.nodes.iter().filter_map(runs);
+            let found = all.find(|(of, runs, _)| (*of, *runs) == (id, digest));
+            found.map_or(0, |(_, _, step)| step)
         };
         let members = record.into_iter().flat_map(|r| &r.members);
         members.map(|m| at(m.launcher)).min().unwrap_or(0)
@@ -422,27 +430,15 @@ impl World {
                     self.store.made(&save, world);
                 }
                 Out::Review(review) => {
-                    for told in self.store.review(&review) {
-                        let frame = ToAgent::Save(SaveNews::Keep(told));
-                        self.requests.extend(conn.map(|conn| Request::ToAgent {
-                            node,
-                            agent,
-                            conn,
-                            frame: frame.clone(),
-                        }));
-                    }
+                    let words = self.store.review(&review).into_iter();
+                    let words = words.map(|word| Out::Say(ToAgent::Save(SaveNews::Keep(word))));
+                    self.launcher_out(node, words.collect(), now);
                 }
                 Out::LookAgain(question) => {
                     let state = self.store.state_of(&question.manifest);
                     let number = question.number;
-                    let word = KeepNews::LookedAgain { number, state };
-                    let frame = ToAgent::Save(SaveNews::Keep(word));
-                    self.requests.extend(conn.map(|conn| Request::ToAgent {
-                        node,
-                        agent,
-                        conn,
-                        frame,
-                    }));
+                    let word = SaveNews::Keep(KeepNews::LookedAgain { number, state });
+                    self.launcher_out(node, vec![Out::Say(ToAgent::Save(word))], now);
                 }
                 Out::Delete(name) => {
                     self.truth.dirty = true;

@@ -7,14 +7,16 @@ use nix::sys::signal::Signal;
 use crate::harness::{Bed, Group, now_ns};
 
 fn three(flags: &[&str]) -> (Bed, Group) {
+    with_agents(3, 3, flags)
+}
+
+/// So many agents, and launchers at the first of them.
+fn with_agents(agents: usize, launchers: usize, flags: &[&str]) -> (Bed, Group) {
     let mut bed = Bed::new(flags);
-    for node in 0..3 {
-        bed.agent(node);
-    }
-    for node in 0..3 {
-        bed.attach(node);
-    }
-    let group = bed.group(&[0, 1, 2], 0);
+    (0..agents).for_each(|node| bed.agent(node));
+    (0..launchers).for_each(|node| bed.attach(node));
+    let nodes: Vec<usize> = (0..launchers).collect();
+    let group = bed.group(&nodes, 0);
     (bed, group)
 }
 
@@ -74,6 +76,14 @@ fn runs_undisturbed(bed: &Bed, group: &Group) {
     has_not_restarted(bed, group);
 }
 
+fn finishes_undisturbed(bed: &mut Bed, group: &Group) {
+    bed.order(None, 0);
+    for node in group.nodes() {
+        assert_eq!(bed.ended(node), Some(0), "n{node}");
+    }
+    has_not_restarted(bed, group);
+}
+
 fn has_not_restarted(bed: &Bed, group: &Group) {
     let starts = bed.events().into_iter().filter(|e| e.event == "start");
     assert_eq!(starts.count(), group.ranks.len());
@@ -82,14 +92,7 @@ fn has_not_restarted(bed: &Bed, group: &Group) {
 /// An upgrade of the agents, one after the other, while one more node waits for a place.
 #[test]
 fn agents_that_are_restarted_beside_a_waiting_spare_cost_no_worker() {
-    let mut bed = Bed::new(&["--nnodes=2:2"]);
-    for node in 0..3 {
-        bed.agent(node);
-    }
-    for node in 0..2 {
-        bed.attach(node);
-    }
-    let group = bed.group(&[0, 1], 0);
+    let (mut bed, group) = with_agents(3, 2, &["--nnodes=2:2"]);
     bed.attach(2);
     bed.until("the third node waits", |bed| {
         bed.job(2)["launcher_here"] == true && bed.job(2)["waiting"].is_string()
@@ -98,34 +101,19 @@ fn agents_that_are_restarted_beside_a_waiting_spare_cost_no_worker() {
         restart_agent(&mut bed, node, Duration::from_millis(300), &group);
         runs_undisturbed(&bed, &group);
     }
-    bed.order(None, 0);
-    for node in 0..2 {
-        assert_eq!(bed.ended(node), Some(0), "n{node}");
-    }
-    has_not_restarted(&bed, &group);
+    finishes_undisturbed(&mut bed, &group);
 }
 
 /// Nobody else votes: each agent alone is no majority, or just one.
 #[test]
 fn either_agent_of_two_nodes_may_be_away_for_longer_than_a_lease() {
-    let mut bed = Bed::of(2, &["--nnodes=1:2"]);
-    for node in 0..2 {
-        bed.agent(node);
-    }
-    for node in 0..2 {
-        bed.attach(node);
-    }
-    let group = bed.group(&[0, 1], 0);
+    let (mut bed, group) = with_agents(2, 2, &["--nnodes=1:2"]);
     let other = 1 - group.rank0();
     for node in [group.rank0(), other] {
         restart_agent(&mut bed, node, Duration::from_secs(4), &group);
         runs_undisturbed(&bed, &group);
     }
-    bed.order(None, 0);
-    for node in 0..2 {
-        assert_eq!(bed.ended(node), Some(0), "n{node}");
-    }
-    has_not_restarted(&bed, &group);
+    finishes_undisturbed(&mut bed, &group);
 }
 
 /// Launchers that were killed left a job on all agents. A node that an operator drains has left all the same.
